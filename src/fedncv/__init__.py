@@ -1,0 +1,1 @@
+"""Federated learning in which gradient variance is measured, not assumed."""

@@ -1,0 +1,45 @@
+"""A dataset is a value: inputs, targets, labels, and how inputs are scaled.
+
+Inputs stay as they are stored (uint8 images, memory-mapped or not) and are scaled batch by batch, so a
+dataset costs no more memory than its file.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Dataset(NamedTuple):
+    """n samples. Images are uint8, (n, channels, height, width); other inputs are floats or token ids."""
+
+    name: str
+    x: Tensor  # (n, ...)
+    y: Tensor  # (n, ...) what the loss compares with
+    num_classes: int  # outputs of the model; for regression the number of targets
+    mean: tuple[float, ...] = ()  # per channel, of x / 255; () leaves inputs as they are
+    std: tuple[float, ...] = ()
+    groups: Tensor | None = None  # (n,) integers that partitions and label priors look at; None: y itself
+
+    @property
+    def labels(self) -> Tensor:
+        """(n,) int64, in 0..num_classes-1: what partitions and label counts look at."""
+        return self.y if self.groups is None else self.groups
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        return tuple(self.x.shape[1:])
+
+    def inputs(self, index: Tensor, dtype: torch.dtype) -> Tensor:
+        """The inputs at ``index``, scaled: bytes to [0, 1], then (x - mean) / std per channel."""
+        x = self.x[index]
+        if x.dtype == torch.uint8:
+            x = x.to(dtype) / 255
+        elif x.is_floating_point():
+            x = x.to(dtype)
+        if self.mean:
+            shape = (1, -1, *[1] * (x.dim() - 2))
+            mean = torch.tensor(self.mean, dtype=dtype, device=x.device).reshape(shape)
+            std = torch.tensor(self.std, dtype=dtype, device=x.device).reshape(shape)
+            x = (x - mean) / std
+        return x

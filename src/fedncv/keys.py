@@ -1,0 +1,104 @@
+"""Keyed randomness: every draw is a pure function of (seed, purpose, round, client).
+
+The generator is Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011),
+written in integer tensor arithmetic: the same words on every device, under ``torch.vmap``, in any order
+and on any number of workers. There is no generator state to save, to share or to race on, and no global
+generator is touched.
+
+    key          two 32-bit words
+    key_for      (seed, purpose, round, client) -> key
+    fold         key, number -> another key, for a step, an epoch, a layer
+    bits         key, n -> n x 4 random 32-bit words
+    generator    (seed, purpose, round, client) -> a NumPy Generator, for draws made on the host
+
+A 32-bit word is held in an int64, because torch has few operations on unsigned integers.
+"""
+
+import zlib
+
+import numpy as np
+import torch
+from torch import Tensor
+
+WORD = 0xFFFFFFFF
+MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+WEYL = (0x9E3779B9, 0xBB67AE85)
+
+Key = Tensor  # int64, shape (2,), two 32-bit words
+
+
+def _multiply(a: int, b: Tensor) -> tuple[Tensor, Tensor]:
+    """High and low word of a 32 x 32 -> 64 bit product (int64 wraps; the bits are right)."""
+    product = a * b
+    return (product >> 32) & WORD, product & WORD
+
+
+def philox(key: Key, c0: Tensor, c1: Tensor, c2: Tensor, c3: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Ten Philox rounds of the counter (c0, c1, c2, c3) under ``key``; all are 32-bit words."""
+    k0, k1 = key[..., 0], key[..., 1]
+    for _ in range(10):
+        high0, low0 = _multiply(MULTIPLIERS[0], c0)
+        high1, low1 = _multiply(MULTIPLIERS[1], c2)
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+        k0, k1 = (k0 + WEYL[0]) & WORD, (k1 + WEYL[1]) & WORD
+    return c0, c1, c2, c3
+
+
+def key_for(seed: int, purpose: str, round: int = 0, client: int | Tensor = 0) -> Key:
+    """The key of one draw. Different purposes never share words, whatever their rounds and clients.
+
+    >>> key_for(0, "batches", 3, 7)
+    tensor([3379606487, 3829083193])
+    """
+    seed_key = torch.tensor([seed & WORD, (seed >> 32) & WORD])
+    client = torch.as_tensor(client)
+    word = torch.zeros_like(client)
+    c0, c1, _, _ = philox(
+        seed_key.to(client.device), client, word + round, word + zlib.crc32(purpose.encode()), word
+    )
+    return torch.stack([c0, c1], dim=-1)
+
+
+def fold(key: Key, number: int | Tensor) -> Key:
+    """Another key, for the ``number``-th part (step, epoch, layer) of what ``key`` is for."""
+    number = torch.as_tensor(number, device=key.device)
+    zero = torch.zeros_like(number)
+    c0, c1, _, _ = philox(key, number, zero, zero, zero + WORD)  # the last word keeps folds apart from bits
+    return torch.stack([c0, c1], dim=-1)
+
+
+def bits(key: Key, n: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """n counters' worth of random 32-bit words."""
+    counter = torch.arange(n, device=key.device)
+    zero = torch.zeros_like(counter)
+    return philox(key, counter, zero, zero, zero)
+
+
+def uniform(key: Key, n: int, *, dtype: torch.dtype = torch.float64) -> Tensor:
+    """n uniforms in [0, 1), on a grid of 2^-53 (2^-24 in float32)."""
+    c0, c1, _, _ = bits(key, n)
+    if dtype == torch.float64:
+        return (((c0 << 21) | (c1 >> 11)).to(dtype)) * 2.0**-53
+    return (c0 >> 8).to(dtype) * 2.0**-24
+
+
+def normal(key: Key, n: int, *, dtype: torch.dtype = torch.float64) -> Tensor:
+    """n standard normals by Box and Muller's transform."""
+    u, v = uniform(fold(key, 0), n, dtype=dtype), uniform(fold(key, 1), n, dtype=dtype)
+    return torch.sqrt(-2 * torch.log1p(-u)) * torch.cos(2 * torch.pi * v)
+
+
+def permutation(key: Key, n: int) -> Tensor:
+    """A permutation of 0..n-1: the order of n random 63-bit numbers.
+
+    >>> sorted(permutation(key_for(0, "doc"), 5).tolist())
+    [0, 1, 2, 3, 4]
+    """
+    c0, c1, _, _ = bits(key, n)
+    return torch.argsort((c0 << 31) | (c1 >> 1), stable=True)
+
+
+def generator(seed: int, purpose: str, round: int = 0, client: int = 0) -> np.random.Generator:
+    """NumPy's own Philox under the same kind of key, for draws with a distribution (Dirichlet, choice)."""
+    k0, k1 = key_for(seed, purpose, round, client).tolist()
+    return np.random.Generator(np.random.Philox(key=(k1 << 32) | k0))
