@@ -20,6 +20,7 @@ class Dataset(NamedTuple):
     mean: tuple[float, ...] = ()  # per channel, of x / 255; () leaves inputs as they are
     std: tuple[float, ...] = ()
     groups: Tensor | None = None  # (n,) integers that partitions and label priors look at; None: y itself
+    owners: Tensor | None = None  # (n,) whose sample it is (writer, device), for the partition "natural"
 
     @property
     def labels(self) -> Tensor:

@@ -1,0 +1,74 @@
+"""The per-client split into training and test samples.
+
+Client u with n_u samples tests on round(test_share n_u) of them and trains on the rest. It always trains on
+at least one, and tests on at least one if it has two and ``test_share`` is above zero. Which ones is decided
+by ``keys.permutation(keys.key_for(seed, "split", 0, u), n_u)``: the first of that order are for testing.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from fedncv import keys
+from fedncv.data.partition import Indices
+
+
+class Clients(NamedTuple):
+    """Sorted sample numbers, one array a client."""
+
+    train: list[Indices]
+    test: list[Indices]
+
+    @property
+    def sizes(self) -> Indices:
+        """(N,) training samples of each client."""
+        return np.array([len(part) for part in self.train], dtype=np.int64)
+
+
+def num_test(sizes: Indices, test_share: float) -> Indices:
+    """How many of each client's samples are for testing.
+
+    >>> num_test(np.array([1, 2, 3, 4, 10, 100]), 0.25).tolist()
+    [0, 1, 1, 1, 3, 25]
+    """
+    if not 0 <= test_share < 1:
+        raise ValueError(f"test_share is {test_share}; it must be at least 0 and below 1, as in 0.25")
+    wanted = np.floor(sizes * test_share + 0.5).astype(np.int64)
+    share: Indices = np.minimum(np.maximum(wanted, int(test_share > 0)), sizes - 1)
+    return share
+
+
+def split(parts: Sequence[Indices], test_share: float, seed: int) -> Clients:
+    """Every client's samples, divided by a key of its own: no client's split depends on another's.
+
+    All clients at once: one sort over (client, keyed number) instead of one permutation a client.
+    """
+    sizes = np.array([len(part) for part in parts], dtype=np.int64)
+    if not len(sizes):
+        raise ValueError("no clients to split; give at least one array of sample numbers")
+    if not sizes.all():
+        raise ValueError(f"client {int(np.argmin(sizes))} has no samples; merge it or raise min_samples")
+    share = num_test(sizes, test_share)
+    client = np.repeat(np.arange(len(sizes)), sizes)
+    starts = np.cumsum(sizes) - sizes
+    place = np.arange(len(client)) - starts[client]  # 0, 1, ... within each client
+    order = np.lexsort((place, _numbers(client, place, len(sizes), seed), client))
+    in_test = np.zeros(len(client), dtype=bool)
+    in_test[order] = place < share[client]
+
+    sample = np.concatenate([np.sort(part) for part in parts]).astype(np.int64)
+    test = np.split(sample[in_test], np.cumsum(share)[:-1])
+    train = np.split(sample[~in_test], np.cumsum(sizes - share)[:-1])
+    return Clients(train, test)
+
+
+def _numbers(client: Indices, place: Indices, num_clients: int, seed: int) -> Indices:
+    """The number that ``keys.permutation`` sorts by, of each sample under its client's key."""
+    key = keys.key_for(seed, "split", 0, torch.arange(num_clients))[torch.from_numpy(client)]
+    counter = torch.from_numpy(place)
+    zero = torch.zeros_like(counter)
+    c0, c1, _, _ = keys.philox(key, counter, zero, zero, zero)
+    numbers: Indices = ((c0 << 31) | (c1 >> 1)).numpy()
+    return numbers

@@ -1,0 +1,80 @@
+"""How unequal the clients are, in numbers.
+
+Shapes: n = samples, N = clients, K = classes.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from fedncv.data.partition import Counts, Floats, Indices
+from fedncv.data.split import Clients
+
+
+class Statistics(NamedTuple):
+    counts: Counts  # (N, K) samples of each class at each client
+    sizes: Indices  # (N,) samples of each client
+    entropy: Floats  # (N,) of the client's labels, in bits: 0 is one class, log2(K) is all alike
+    distance: Floats  # (N,) earth mover's distance between the client's labels and the pool's, 0..1
+    moved: int  # samples moved to reach the partition's minimum
+
+
+def label_counts(labels: Indices, parts: Sequence[Indices], num_classes: int) -> Counts:
+    """(N, K): how many samples of class k client u holds."""
+    sizes = [len(part) for part in parts]
+    client = np.repeat(np.arange(len(parts)), sizes)
+    held = np.concatenate([*parts, np.empty(0, dtype=np.int64)]).astype(np.int64)
+    flat = np.bincount(client * num_classes + labels[held], minlength=len(parts) * num_classes)
+    return flat.reshape(len(parts), num_classes).astype(np.int64)
+
+
+def entropy(counts_NK: Counts) -> Floats:
+    """H_u = -Σ_k q_uk log2 q_uk with q_uk = counts_uk / n_u and 0 log 0 = 0.
+
+    >>> entropy(np.array([[4, 0], [2, 2]])).tolist()
+    [0.0, 1.0]
+    """
+    q_NK = counts_NK / counts_NK.sum(axis=1, keepdims=True)
+    logs_NK = np.log2(q_NK, out=np.zeros_like(q_NK), where=q_NK > 0)
+    result: Floats = np.abs(-(q_NK * logs_NK).sum(axis=1))
+    return result
+
+
+def distance(counts_NK: Counts) -> Floats:
+    """Earth mover's distance of client u's labels to the pool's, any two classes being one apart.
+
+        EMD_u = 1/2 Σ_k | q_uk - q_k |     in [0, 1)
+
+    Zhao et al., "Federated learning with non-IID data", 2018, leave out the 1/2.
+
+    >>> distance(np.array([[4, 0], [0, 4]])).tolist()
+    [0.5, 0.5]
+    """
+    q_NK = counts_NK / counts_NK.sum(axis=1, keepdims=True)
+    pool_K = counts_NK.sum(axis=0) / counts_NK.sum()
+    result: Floats = np.abs(q_NK - pool_K).sum(axis=1) / 2
+    return result
+
+
+def prior_accuracy(labels: Indices, clients: Clients, num_classes: int) -> float:
+    """Accuracy of the label prior alone: every client predicts the majority class of its training samples.
+
+        Σ_u (test samples of u in that class) / Σ_u (test samples of u)
+
+    Ties go to the smaller class. A method below this number has learned nothing that matters. NaN where
+    there is nothing to test on.
+    """
+    train_NK = label_counts(labels, clients.train, num_classes)
+    test_NK = label_counts(labels, clients.test, num_classes)
+    if not test_NK.sum():
+        return float("nan")
+    hits = test_NK[np.arange(len(test_NK)), train_NK.argmax(axis=1)]
+    return float(hits.sum() / test_NK.sum())
+
+
+def statistics(labels: Indices, parts: Sequence[Indices], num_classes: int) -> Statistics:
+    """All of it, for one partition."""
+    counts_NK = label_counts(labels, parts, num_classes)
+    moved = getattr(parts, "moved", 0)
+    return Statistics(counts_NK, counts_NK.sum(axis=1), entropy(counts_NK), distance(counts_NK), moved)
