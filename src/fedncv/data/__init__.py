@@ -6,14 +6,22 @@ clients = split(parts, 0.25, seed=0)
 """
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
-
-import torch
 
 from fedncv import keys, spec
 from fedncv.data.dataset import Dataset
-from fedncv.data.partition import Parts, dirichlet, iid
-from fedncv.data.raw import check, moments
+from fedncv.data.load import load, load_folder
+from fedncv.data.own import from_arrays, from_table, from_torch
+from fedncv.data.owners import Parts
+from fedncv.data.partition import (
+    classes,
+    dirichlet,
+    dirichlet_equal,
+    dirichlet_sizes,
+    iid,
+    lognormal_sizes,
+    natural,
+    shards,
+)
 from fedncv.data.registry import DATASETS, Entry
 from fedncv.data.split import Clients, split
 from fedncv.data.statistics import Statistics, label_counts, prior_accuracy, statistics
@@ -27,8 +35,12 @@ __all__ = [
     "Parts",
     "Statistics",
     "divide",
+    "from_arrays",
+    "from_table",
+    "from_torch",
     "label_counts",
     "load",
+    "load_folder",
     "prior_accuracy",
     "split",
     "statistics",
@@ -36,18 +48,14 @@ __all__ = [
 
 PARTITIONS: Mapping[str, Callable[..., Parts]] = {
     "dirichlet": dirichlet,
+    "dirichlet_equal": dirichlet_equal,
+    "dirichlet_sizes": dirichlet_sizes,
+    "lognormal_sizes": lognormal_sizes,
+    "classes": classes,
+    "shards": shards,
     "iid": iid,
+    "natural": natural,
 }
-
-
-def load(name: str, data_dir: str | Path | None = None) -> Dataset:
-    """The dataset of that name; ValueError with the nearest name, or with what to put where."""
-    if name not in DATASETS:
-        raise ValueError(spec.nearest(name, DATASETS, what="dataset"))
-    entry = DATASETS[name]
-    images, labels = check(entry.read(), name=name, num_classes=entry.num_classes)
-    mean, std = moments(images)
-    return Dataset(name, torch.from_numpy(images), torch.from_numpy(labels), entry.num_classes, mean, std)
 
 
 def divide(dataset: Dataset, text: str, *, num_clients: int, seed: int) -> Parts:
@@ -56,5 +64,9 @@ def divide(dataset: Dataset, text: str, *, num_clients: int, seed: int) -> Parts
     Keyed by (seed, "partition"): the same for every method, engine and machine.
     """
     name, knobs = spec.parse(text, PARTITIONS, what="partition")
-    rng = keys.generator(seed, "partition")
-    return PARTITIONS[name](dataset.labels.numpy(), num_clients, rng, **knobs)
+    column = dataset.labels
+    if name == "natural":  # the one partition that looks at another column
+        if dataset.owners is None:
+            raise ValueError(f"{dataset.name} does not say whose its samples are; take another partition")
+        column = dataset.owners
+    return PARTITIONS[name](column.numpy(), num_clients, keys.generator(seed, "partition"), **knobs)

@@ -5,18 +5,21 @@
 E. Alpaydin and C. Kaynak, "Optical recognition of handwritten digits", UCI, 1998.
 """
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import numpy as np
 
 from fedncv.data.raw import Raw
 
 
-def read_digits() -> Raw:
-    """All 1,797 digits, in scikit-learn's order."""
+def read_digits(_folder: Path) -> Iterator[Raw]:
+    """All 1,797 digits, in scikit-learn's order; no file is needed."""
     try:
         from sklearn.datasets import load_digits
     except ImportError:
-        raise ValueError("digits come with scikit-learn: pip install scikit-learn") from None
+        raise ValueError("the digits come with scikit-learn; pip install scikit-learn") from None
     small, labels = load_digits(return_X_y=True)
     bytes_ = np.rint(small.reshape(-1, 1, 8, 8) * (255 / 16)).astype(np.uint8)
     large = bytes_.repeat(3, axis=2).repeat(3, axis=3)
-    return Raw(np.pad(large, ((0, 0), (0, 0), (2, 2), (2, 2))), labels.astype(np.int64))
+    yield Raw(np.pad(large, ((0, 0), (0, 0), (2, 2), (2, 2))), labels.astype(np.int64))

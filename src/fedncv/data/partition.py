@@ -5,28 +5,19 @@ A partition is a pure function of the labels and a generator,
     f(labels_n, num_clients, rng, *, knobs) -> Parts
 
 and gives every client a sorted array of sample numbers. The arrays are disjoint, cover all samples, and
-none is shorter than ``min_samples``. Every function takes time linear in samples + clients x classes.
+none is shorter than ``min_samples``: where the rule alone gives less, samples are moved (``owners.fill``) and
+``Parts.moved`` says how many. Every function takes time linear in samples + clients x classes.
 
 Shapes: n = samples, N = clients, K = classes.
 """
 
-import numpy as np
-from numpy.typing import NDArray
-from scipy.sparse import csc_array
+import heapq
 
-Indices = NDArray[np.int64]
-Counts = NDArray[np.int64]
-Floats = NDArray[np.float64]
+import numpy as np
+
+from fedncv.data.owners import Floats, Indices, Parts, by_class, check, cut, fill, gather, serve
 
 MAX_DRAWN = 10_000_000  # random numbers spent on retries; a draw of N x K larger than this is never repeated
-
-
-class Parts(list[Indices]):
-    """The samples of each client, and how many of them were moved to reach the minimum."""
-
-    def __init__(self, parts: list[Indices], moved: int = 0) -> None:
-        super().__init__(parts)
-        self.moved = moved
 
 
 def iid(labels: Indices, num_clients: int, rng: np.random.Generator, *, min_samples: int = 1) -> Parts:
@@ -50,63 +41,187 @@ def dirichlet(
 
     Small ``alpha`` gives clients of few classes, large ``alpha`` equal clients; sizes vary too.
     The draw is repeated until every client has ``min_samples``, at most ``retries`` times. With many clients
-    that never happens (1,000 clients, alpha 0.1: a few clients are empty in every draw), so then the best
-    draw is kept and samples are moved: a client below the minimum gets what it lacks, class by class in its
-    own proportions p_ku n_k where other clients can spare such samples, of any class otherwise.
-    ``Parts.moved`` says how many; the function never fails to end.
+    that never happens (1,000 clients, alpha 0.1: a few are empty in every draw), so then the draw that lacks
+    least is kept and samples are moved: a client below the minimum gets what it lacks, class by class in
+    its own proportions p_ku n_k where others can spare such samples, of any class otherwise.
 
-    Hsu, Qi, Brown, "Measuring the effects of non-identical data distribution", 2019, and the retry of
-    Li et al., "Federated learning on non-IID data silos", ICDE 2022.
+    Hsu, Qi, Brown, "Measuring the effects of non-identical data distribution", 2019; the retry is that of
+    Li et al., "Federated learning on non-IID data silos", ICDE 2022, which does not always end.
     """
-    n = check(labels, num_clients, min_samples)
+    check(labels, num_clients, min_samples)
     check_alpha(alpha)
     if retries < 1:
         raise ValueError(f"retries is {retries}; it must be at least 1")
-    n_K = np.bincount(labels)
-    tries = max(1, min(retries, MAX_DRAWN // (num_clients * len(n_K))))
-    best_KN, best_p_KN, best_lack = None, None, n + 1
+    n_K1 = np.bincount(labels)[:, None]
+    tries = max(1, min(retries, MAX_DRAWN // (num_clients * len(n_K1))))
+    best: tuple[int, Indices, Floats] | None = None
     for _ in range(tries):
-        p_KN = rng.dirichlet(np.full(num_clients, alpha), size=len(n_K))
-        cuts_KN = np.floor(np.cumsum(p_KN, axis=1) * n_K[:, None]).astype(np.int64).clip(max=n_K[:, None])
-        cuts_KN[:, -1] = n_K  # rounding may leave the last sum just below 1
+        p_KN = rng.dirichlet(np.full(num_clients, alpha), size=len(n_K1))
+        cuts_KN = np.floor(np.cumsum(p_KN, axis=1) * n_K1).astype(np.int64).clip(max=n_K1)
+        cuts_KN[:, -1:] = n_K1  # rounding may leave the last sum just below 1
         counts_KN = np.diff(cuts_KN, axis=1, prepend=0)
         lack = int((min_samples - counts_KN.sum(axis=0)).clip(min=0).sum())
-        if lack < best_lack:
-            best_KN, best_p_KN, best_lack = counts_KN, p_KN, lack
+        if best is None or lack < best[0]:
+            best = lack, counts_KN, p_KN
         if lack == 0:
             break
-    assert best_KN is not None
-    assert best_p_KN is not None
+    assert best is not None
+    owner_n = cut(by_class(labels, rng), best[1], num_clients)
+    return fill(owner_n, labels, num_clients, min_samples, rng, (best[2] * n_K1).T)
+
+
+def dirichlet_equal(
+    labels: Indices,
+    num_clients: int,
+    rng: np.random.Generator,
+    *,
+    alpha: float = 0.1,
+    min_samples: int = 1,
+) -> Parts:
+    """Label skew at equal sizes: client u draws q_u ~ Dirichlet(alpha K p) and its samples' classes from q_u.
+
+    p are the pool's class shares, so E[q_u] = p and large ``alpha`` is IID; with equal classes it is
+    Dirichlet(alpha 1_K). Sizes differ by at most one. A client that asks for a class that ran out asks
+    again among the rest (Hsu et al. 2019 go client by client, which leaves the rest to the last ones).
+    """
+    n = check(labels, num_clients, min_samples)
+    check_alpha(alpha)
+    n_K = np.bincount(labels)
+    held = np.flatnonzero(n_K)
+    wish_NK = np.zeros((num_clients, len(n_K)))
+    wish_NK[:, held] = rng.dirichlet(alpha * len(held) * n_K[held] / n, size=num_clients)
     owner_n = np.empty(n, dtype=np.int64)
+    serve(owner_n, equal_sizes(n, num_clients, rng), wish_NK, rng.permutation(n), labels, rng)
+    return gather(owner_n, num_clients)
+
+
+def dirichlet_sizes(
+    labels: Indices,
+    num_clients: int,
+    rng: np.random.Generator,
+    *,
+    alpha: float = 1.0,
+    min_samples: int = 10,
+) -> Parts:
+    """Quantity skew: sizes ~ n Dirichlet(alpha 1_N), labels as in the pool. Small ``alpha``: a few large."""
+    check(labels, num_clients, min_samples)
+    check_alpha(alpha)
+    return of_sizes(labels, rng.dirichlet(np.full(num_clients, alpha)), min_samples, rng)
+
+
+def lognormal_sizes(
+    labels: Indices,
+    num_clients: int,
+    rng: np.random.Generator,
+    *,
+    sigma: float = 1.0,
+    min_samples: int = 10,
+) -> Parts:
+    """Quantity skew: sizes ~ exp(sigma z), z normal, scaled to n; labels as in the pool. sigma = 0 is IID."""
+    check(labels, num_clients, min_samples)
+    if not 0 <= sigma <= 20:
+        raise ValueError(f"sigma is {sigma}; it must be at least 0 (equal sizes) and at most 20")
+    return of_sizes(labels, np.exp(sigma * rng.standard_normal(num_clients)), min_samples, rng)
+
+
+def classes(
+    labels: Indices,
+    num_clients: int,
+    rng: np.random.Generator,
+    *,
+    k: int = 2,
+    min_samples: int = 1,
+) -> Parts:
+    """Every client holds ``k`` classes, every class is shared out equally among the clients that hold it.
+
+    First the classes are dealt in random order, one a client and round again, so that each has a holder; the
+    rest of a client's k are drawn at random. Only moved samples can be of other classes, and only where
+    nobody can spare one of the client's own.
+    """
+    check(labels, num_clients, min_samples)
+    n_K = np.bincount(labels)
+    held = np.flatnonzero(n_K)
+    if not 1 <= k <= len(held):
+        raise ValueError(f"k is {k}; the data has {len(held)} classes, so take 1 to {len(held)}")
+    if num_clients * k < len(held):
+        raise ValueError(
+            f"{num_clients} clients of {k} classes hold at most {num_clients * k} of {len(held)} classes; "
+            f"take k={-(-len(held) // num_clients)} or more"
+        )
+    score_NK = np.full((num_clients, len(n_K)), np.inf)
+    score_NK[:, held] = rng.random((num_clients, len(held)))
+    turn = np.arange(max(num_clients, len(held)))
+    score_NK[turn % num_clients, rng.permutation(held)[turn % len(held)]] = -1.0
+    holds_NK = np.zeros(score_NK.shape, dtype=bool)
+    np.put_along_axis(holds_NK, np.argpartition(score_NK, k - 1, axis=1)[:, :k], True, axis=1)
+    return fill(
+        cut(by_class(labels, rng), shares(holds_NK.T.astype(np.float64), n_K), num_clients),
+        labels,
+        num_clients,
+        min_samples,
+        rng,
+        holds_NK.astype(np.float64),
+    )
+
+
+def shards(
+    labels: Indices,
+    num_clients: int,
+    rng: np.random.Generator,
+    *,
+    per_client: int = 2,
+    min_samples: int = 1,
+) -> Parts:
+    """Samples sorted by label, cut into N ``per_client`` equal shards, dealt out at random.
+
+    McMahan et al., "Communication-efficient learning of deep networks from decentralized data", 2017.
+    """
+    n = check(labels, num_clients, min_samples)
+    num_shards = num_clients * per_client
+    if not 1 <= per_client <= n // num_clients:
+        raise ValueError(
+            f"per_client is {per_client}; {n} samples over {num_clients} clients give "
+            f"1 to {n // num_clients} shards a client"
+        )
+    dealt = rng.permutation(num_shards) % num_clients
     order_n = by_class(labels, rng)
-    owner_n[order_n] = np.repeat(np.tile(np.arange(num_clients), len(n_K)), best_KN.ravel())
-    if best_lack:
-        owner_n = fill(owner_n, labels, num_clients, min_samples, rng, (best_p_KN * n_K[:, None]).T)
-    return gather(owner_n, num_clients, moved=best_lack)
+    owner_n = np.empty(n, dtype=np.int64)
+    owner_n[order_n] = dealt[np.arange(n) * num_shards // n]
+    num_classes = int(labels.max()) + 1
+    held = np.bincount(owner_n * num_classes + labels, minlength=num_clients * num_classes)
+    wish_NK = held.reshape(num_clients, num_classes).astype(np.float64)
+    return fill(owner_n, labels, num_clients, min_samples, rng, wish_NK)
 
 
-# The pieces that partitions are made of.
+def natural(column: Indices, num_clients: int, rng: np.random.Generator, *, min_samples: int = 1) -> Parts:
+    """Natural clients: samples with the same value of ``column`` (a writer, a device) stay together.
 
-
-def check(labels: Indices, num_clients: int, min_samples: int) -> int:
-    """The number of samples, or a ValueError for what no partition can do."""
-    n = len(labels)
-    if num_clients < 1:
-        raise ValueError(f"{num_clients} clients; there must be at least one")
-    if num_clients > n:
-        raise ValueError(f"{num_clients} clients for {n} samples; take at most {n} clients")
-    if min_samples < 1:
-        raise ValueError(f"min_samples is {min_samples}; every client needs at least one sample")
-    if num_clients * min_samples > n:
+    As many clients as values gives each its own. With fewer clients values are merged, the largest first,
+    each to the client with fewest samples so far, ties by chance. No value is ever torn apart, so where
+    that leaves a client below ``min_samples`` the function says so instead.
+    """
+    values, value_n, sizes = np.unique(column, return_inverse=True, return_counts=True)
+    if num_clients > len(values):
+        raise ValueError(f"{num_clients} clients, but the data has {len(values)} natural ones; take at most these")
+    check(value_n, num_clients, min_samples)
+    if num_clients == len(values):
+        client_V = np.arange(num_clients)
+    else:
+        client_V = np.empty(len(values), dtype=np.int64)
+        heap = [(0, turn, client) for client, turn in enumerate(rng.permutation(num_clients).tolist())]
+        heapq.heapify(heap)
+        for value in np.argsort(-sizes, kind="stable"):
+            held, turn, client = heap[0]
+            client_V[value] = client
+            heapq.heapreplace(heap, (held + int(sizes[value]), turn, client))
+    parts = gather(client_V[value_n], num_clients)
+    least = min(range(num_clients), key=lambda client: len(parts[client]))
+    if len(parts[least]) < min_samples:
         raise ValueError(
-            f"{num_clients} clients with min_samples={min_samples} need {num_clients * min_samples} samples, "
-            f"there are {n}; take at most {n // min_samples} clients or min_samples={n // num_clients}"
+            f"natural client {least} has {len(parts[least])} samples, min_samples is {min_samples}; "
+            "take fewer clients, so that small ones are merged, or a smaller min_samples"
         )
-    if labels.min() < 0:
-        raise ValueError(
-            f"label {labels.min()} is negative; labels go from 0 to the number of classes less one"
-        )
-    return n
+    return parts
 
 
 def check_alpha(alpha: float) -> None:
@@ -114,90 +229,33 @@ def check_alpha(alpha: float) -> None:
         raise ValueError(f"alpha is {alpha}; it must be above 0 and at most 1e6 (the larger, the more alike)")
 
 
-def by_class(labels: Indices, rng: np.random.Generator) -> Indices:
-    """Sample numbers class after class, shuffled within each class."""
-    shuffled_n = rng.permutation(len(labels))
-    return shuffled_n[order_by(labels[shuffled_n], int(labels.max()) + 1)]
+def equal_sizes(n: int, num_clients: int, rng: np.random.Generator) -> Indices:
+    """n / N each; the n mod N samples left over go to clients chosen by chance."""
+    sizes_N: Indices = n // num_clients + (rng.permutation(num_clients) < n % num_clients).astype(np.int64)
+    return sizes_N
 
 
-def order_by(key_n: Indices, num_keys: int) -> Indices:
-    """The stable order of keys in 0..num_keys-1, by counting: linear time, where a sort takes n log n.
+def shares(weight_KN: Floats, n_K: Indices) -> Indices:
+    """Counts (K, N) of class k's n_k samples in proportion to the weights: floor of the running sums."""
+    total_KN = np.cumsum(weight_KN, axis=1)
+    with np.errstate(invalid="ignore"):
+        cuts_KN = np.nan_to_num(total_KN / total_KN[:, -1:]) * n_K[:, None]
+    # 1e-9: a third of three is one, though 3 * (1 / 3) may come out just below it
+    floors_KN: Indices = np.floor(cuts_KN + 1e-9).astype(np.int64)
+    return np.diff(floors_KN, axis=1, prepend=np.int64(0))
 
-    Transposing a sparse matrix with a single entry in each column is a counting sort.
 
-    >>> order_by(np.array([1, 0, 1, 0]), 2).tolist()
-    [1, 3, 0, 2]
+def of_sizes(labels: Indices, weight_N: Floats, min_samples: int, rng: np.random.Generator) -> Parts:
+    """Random samples in sizes proportional to the weights, those below the minimum raised to it.
+
+        s_u = n w_u / Σw,   size_u = min + (s_u - min)+ (n - N min) / Σ_v (s_v - min)+
+
+    so what the small ones gain, the large ones give in proportion to what they have above the minimum.
     """
-    n = len(key_n)
-    matrix = csc_array((np.ones(n, dtype=np.int8), key_n, np.arange(n + 1)), shape=(num_keys, n))
-    order_n: Indices = matrix.tocsr().indices.astype(np.int64)
-    return order_n
-
-
-def gather(owner_n: Indices, num_clients: int, *, moved: int = 0) -> Parts:
-    """The samples of each client, sorted, from the owner of each sample."""
-    order_n = order_by(owner_n, num_clients)
-    ends_N = np.cumsum(np.bincount(owner_n, minlength=num_clients))
-    return Parts([part.copy() for part in np.split(order_n, ends_N[:-1])], moved)
-
-
-def rank(key_n: Indices, num_keys: int) -> Indices:
-    """How many earlier entries have the same key.
-
-    >>> rank(np.array([2, 0, 2, 2, 0]), 3).tolist()
-    [0, 0, 1, 2, 1]
-    """
-    counts = np.bincount(key_n, minlength=num_keys)
-    rank_n = np.empty(len(key_n), dtype=np.int64)
-    rank_n[order_by(key_n, num_keys)] = np.arange(len(key_n)) - np.repeat(np.cumsum(counts) - counts, counts)
-    return rank_n
-
-
-def fill(
-    owner_n: Indices,
-    labels: Indices,
-    num_clients: int,
-    min_samples: int,
-    rng: np.random.Generator,
-    wish_NK: Floats,
-) -> Indices:
-    """New owners in which every client has ``min_samples``, with as few samples moved as possible.
-
-    A client with more than the minimum can spare the rest, chosen at random. One with less asks for
-    ``min_samples - size`` classes drawn with weights ``wish_NK[u]`` and gets spare samples of those classes
-    while there are some, any other spare sample after that. Clients ask in random order.
-    """
-    owner_n, n = owner_n.copy(), len(owner_n)
-    shuffled_n = rng.permutation(n)
-    spare_S = shuffled_n[rank(owner_n[shuffled_n], num_clients) >= min_samples]  # in random order already
-    lack_N = (min_samples - np.bincount(owner_n, minlength=num_clients)).clip(min=0)
-    asking_A = rng.permutation(np.flatnonzero(lack_N))
-    slot_M = np.repeat(asking_A, lack_N[asking_A])  # the client behind each missing sample
-    class_M = draw_classes(wish_NK[asking_A], lack_N[asking_A], rng)
-
-    # The j-th wish for class k gets the j-th spare sample of class k.
-    num_classes = wish_NK.shape[1]
-    spare_class_S, wish_rank_M = labels[spare_S], rank(class_M, num_classes)
-    have_K = np.bincount(spare_class_S, minlength=num_classes)
-    first_K = np.cumsum(have_K) - have_K
-    sorted_S = spare_S[order_by(spare_class_S, num_classes)]
-    granted_M = wish_rank_M < have_K[class_M]
-    given = sorted_S[(first_K[class_M] + wish_rank_M)[granted_M]]
-    owner_n[given] = slot_M[granted_M]
-    left = spare_S[~np.isin(spare_S, given)]
-    owner_n[left[: int((~granted_M).sum())]] = slot_M[~granted_M]
-    return owner_n
-
-
-def draw_classes(weight_AK: Floats, count_A: Indices, rng: np.random.Generator) -> Indices:
-    """count_a classes for each row a, drawn with the row's weights (equal ones where all are zero)."""
-    total_A1 = weight_AK.sum(axis=1, keepdims=True)
-    weight_AK = np.where(total_A1 > 0, weight_AK, 1.0)
-    below_AK = np.cumsum(weight_AK, axis=1)
-    below_AK /= below_AK[:, -1:]
-    # Row a occupies [a, a + 1), so that one sorted search serves all rows.
-    row_M = np.repeat(np.arange(len(count_A)), count_A)
-    edges = (below_AK + np.arange(len(count_A))[:, None]).ravel()
-    found_M = np.searchsorted(edges, row_M + rng.random(len(row_M)), side="right")
-    class_M: Indices = (found_M - row_M * weight_AK.shape[1]).clip(0, weight_AK.shape[1] - 1)
-    return class_M
+    n, num_clients = len(labels), len(weight_N)
+    surplus_N = (n * weight_N / weight_N.sum() - min_samples).clip(min=0)
+    rest = n - num_clients * min_samples
+    if not surplus_N.any():
+        surplus_N = np.ones(num_clients)
+    sizes_N = min_samples + shares(surplus_N[None], np.array([rest]))[0]
+    return gather(cut(rng.permutation(n), sizes_N, num_clients), num_clients)

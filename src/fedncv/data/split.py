@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from fedncv import keys
-from fedncv.data.partition import Indices
+from fedncv.data.owners import Indices
 
 
 class Clients(NamedTuple):

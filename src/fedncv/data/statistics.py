@@ -8,19 +8,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedncv.data.partition import Counts, Floats, Indices
+from fedncv.data.owners import Floats, Indices
 from fedncv.data.split import Clients
 
 
 class Statistics(NamedTuple):
-    counts: Counts  # (N, K) samples of each class at each client
+    counts: Indices  # (N, K) samples of each class at each client
     sizes: Indices  # (N,) samples of each client
     entropy: Floats  # (N,) of the client's labels, in bits: 0 is one class, log2(K) is all alike
     distance: Floats  # (N,) earth mover's distance between the client's labels and the pool's, 0..1
     moved: int  # samples moved to reach the partition's minimum
 
 
-def label_counts(labels: Indices, parts: Sequence[Indices], num_classes: int) -> Counts:
+def label_counts(labels: Indices, parts: Sequence[Indices], num_classes: int) -> Indices:
     """(N, K): how many samples of class k client u holds."""
     sizes = [len(part) for part in parts]
     client = np.repeat(np.arange(len(parts)), sizes)
@@ -29,7 +29,7 @@ def label_counts(labels: Indices, parts: Sequence[Indices], num_classes: int) ->
     return flat.reshape(len(parts), num_classes).astype(np.int64)
 
 
-def entropy(counts_NK: Counts) -> Floats:
+def entropy(counts_NK: Indices) -> Floats:
     """H_u = -Σ_k q_uk log2 q_uk with q_uk = counts_uk / n_u and 0 log 0 = 0.
 
     >>> entropy(np.array([[4, 0], [2, 2]])).tolist()
@@ -41,7 +41,7 @@ def entropy(counts_NK: Counts) -> Floats:
     return result
 
 
-def distance(counts_NK: Counts) -> Floats:
+def distance(counts_NK: Indices) -> Floats:
     """Earth mover's distance of client u's labels to the pool's, any two classes being one apart.
 
         EMD_u = 1/2 Σ_k | q_uk - q_k |     in [0, 1)

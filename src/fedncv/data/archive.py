@@ -1,0 +1,85 @@
+"""Archives, unpacked without leaving their folder, and checksums.
+
+Only plain files and folders are written, by our own loop: no link, device, permission or owner of the
+archive's is believed, and a name that points outside ends the unpacking.
+"""
+
+import hashlib
+import shutil
+import tarfile
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+
+def check_md5(path: Path, md5: str) -> None:
+    """ValueError unless the file has the published checksum."""
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "md5").hexdigest()
+    if found != md5:
+        raise ValueError(
+            f"{path} has the md5 checksum {found}, published is {md5}; "
+            "fetch it again, or pass verify=False to take it as it is"
+        )
+
+
+@contextmanager
+def unpacked(path: Path, scratch: Path) -> Iterator[Path]:
+    """A folder below ``scratch`` with the archive's files, gone afterwards, whatever happens meanwhile."""
+    try:
+        scratch.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix="unpack-", dir=scratch))
+    except OSError as error:
+        raise ValueError(f"cannot unpack {path.name} to {scratch}: {error.strerror}") from None
+    try:
+        unpack(path, folder)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def unpack(path: Path, folder: Path) -> None:
+    """Every plain file of a .zip, .tar or .tar.gz, written below ``folder``."""
+    try:
+        if path.suffix == ".zip":
+            with zipfile.ZipFile(path) as archive:
+                for entry in archive.infolist():
+                    target = inside(folder, entry.filename, path)
+                    if (entry.external_attr >> 16) & 0o170000 == 0o120000:
+                        raise ValueError(f"{path} holds the link {entry.filename!r}; no dataset does, delete it")
+                    if not entry.is_dir():
+                        with archive.open(entry) as source:
+                            _write(source, target)
+        else:
+            with tarfile.open(path) as tar:
+                for member in tar:
+                    target = inside(folder, member.name, path)
+                    source_or_none = tar.extractfile(member) if member.isreg() else None
+                    if source_or_none is not None:
+                        _write(source_or_none, target)
+                    elif not member.isdir():
+                        raise ValueError(f"{path} holds {member.name!r}, a link or device; no dataset does, delete it")
+    except (EOFError, tarfile.TarError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
+        raise ValueError(f"{path} is truncated or damaged ({error}); fetch it again") from None
+    except OSError as error:
+        if error.errno is None:  # gzip reports damage this way
+            raise ValueError(f"{path} is truncated or damaged ({error}); fetch it again") from None
+        raise ValueError(f"cannot unpack {path} to {folder}: {error.strerror}; free space or move it") from None
+
+
+def inside(folder: Path, name: str, archive: Path) -> Path:
+    """Where the archive's file ``name`` goes; ValueError if that is not below ``folder``."""
+    parts = PurePosixPath(name.replace("\\", "/")).parts
+    if not name or name.startswith(("/", "\\")) or ".." in parts or ":" in name:
+        raise ValueError(f"{archive} wants to write {name!r} outside its folder; it is unsafe, delete it")
+    return folder.joinpath(*parts)
+
+
+def _write(source: IO[bytes], target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with target.open("wb") as file:
+        shutil.copyfileobj(source, file, 1 << 20)

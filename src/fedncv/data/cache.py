@@ -1,0 +1,145 @@
+"""The decoded cache: one memory-mapped array of bytes per dataset, shared by all runs of this user.
+
+    <cache>/decoded/<name>-<fingerprint>/images.u8    n x channels x height x width bytes
+                                         labels.i64   n labels
+                                         about.json   n, shape, classes, mean, std; written last
+
+An entry is written into a folder beside it under another name, flushed to the disk, and renamed: it is there
+whole or not at all. Two processes that write the same entry do not meet; the second finds the first's.
+"""
+
+import json
+import os
+import secrets
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import torch
+
+from fedncv.data.dataset import Dataset
+from fedncv.data.raw import Moments, Raw
+
+FORMAT = 1
+STALE_SECONDS = 86_400  # a half-written folder of that age belongs to a process that was killed
+
+
+def cache_folder() -> Path:
+    """FEDNCV_CACHE, or ``fedncv`` in the platform's cache folder."""
+    if chosen := os.environ.get("FEDNCV_CACHE"):
+        return Path(chosen).expanduser()
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "fedncv"
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local")) / "fedncv" / "Cache"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedncv"
+
+
+def open_entry(entry: Path, name: str) -> Dataset | None:
+    """The dataset mapped from the disk, without a copy; None if there is no whole entry of this format.
+
+    The map is private: a tensor may be written to like any other, the file never changes.
+    """
+    try:
+        about = json.loads((entry / "about.json").read_text())
+        shape = (about["n"], *about["shape"])
+        images, labels = entry / "images.u8", entry / "labels.i64"
+        sizes = images.stat().st_size, labels.stat().st_size
+        if about["format"] != FORMAT or sizes != (int(np.prod(shape)), 8 * about["n"]):
+            return None
+        return Dataset(
+            name=name,
+            x=torch.from_numpy(np.memmap(images, np.uint8, mode="c", shape=shape)),
+            y=torch.from_numpy(np.memmap(labels, np.int64, mode="c", shape=(about["n"],))),
+            num_classes=about["num_classes"],
+            mean=tuple(about["mean"]),
+            std=tuple(about["std"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def write_entry(
+    entry: Path, pieces: Iterator[Raw], *, shape: tuple[int, ...], num_classes: int, num_images: int | None
+) -> None:
+    """Write all pieces as ``entry``; ValueError, and no entry, if a piece is bad or the disk is full.
+
+    ``num_images`` is how many there must be, None any number.
+    """
+    try:
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        _sweep(entry.parent)
+        half = entry.parent / f".{entry.name}-{secrets.token_hex(8)}"
+        half.mkdir()
+    except OSError as error:
+        raise _cannot(entry, error) from None
+    try:
+        n, moments = 0, Moments(shape[0])
+        with (half / "images.u8").open("wb") as images_file, (half / "labels.i64").open("wb") as labels_file:
+            for images, labels in pieces:
+                _put(images_file, np.ascontiguousarray(images).data, entry)
+                _put(labels_file, labels.astype("<i8").data, entry)
+                moments.add(images)
+                n += len(labels)
+            _sync(images_file, entry)
+            _sync(labels_file, entry)
+        if n == 0 or num_images not in (n, None):
+            raise ValueError(
+                f"{entry.name.rpartition('-')[0]}: {n} images, there must be {num_images or 'some'}; "
+                "a file is missing, damaged or of another dataset (verify=False takes it as it is)"
+            )
+        mean, std = moments.values()
+        about: dict[str, Any] = {"format": FORMAT, "n": n, "shape": shape, "num_classes": num_classes}
+        about |= {"mean": mean, "std": std}
+        with (half / "about.json").open("wb") as about_file:
+            _put(about_file, json.dumps(about).encode(), entry)
+            _sync(about_file, entry)
+        _rename(half, entry)
+    finally:
+        shutil.rmtree(half, ignore_errors=True)
+
+
+def _put(file: BinaryIO, data: bytes | memoryview, entry: Path) -> None:
+    try:
+        file.write(data)
+    except OSError as error:
+        raise _cannot(entry, error) from None
+
+
+def _sync(file: BinaryIO, entry: Path) -> None:
+    try:
+        file.flush()
+        os.fsync(file.fileno())
+    except OSError as error:
+        raise _cannot(entry, error) from None
+
+
+def _rename(half: Path, entry: Path) -> None:
+    """Put the finished folder in its place, unless another process has just done so."""
+    if open_entry(entry, "") is not None:
+        return
+    try:
+        if entry.exists():  # what is there is of another format or was damaged from outside
+            shutil.rmtree(entry)
+        half.rename(entry)
+    except OSError as error:
+        if open_entry(entry, "") is None:
+            raise _cannot(entry, error) from None
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what killed processes left half-written."""
+    for half in folder.glob(".*-*"):
+        if time.time() - half.stat().st_mtime > STALE_SECONDS:
+            shutil.rmtree(half, ignore_errors=True)
+
+
+def _cannot(entry: Path, error: OSError) -> ValueError:
+    return ValueError(
+        f"cannot write the decoded cache {entry}: {error.strerror or error}; "
+        "free space there or name another folder in FEDNCV_CACHE"
+    )

@@ -1,0 +1,97 @@
+"""Downloads from the Hugging Face hub, through the library ``datasets`` (the extra ``hub``).
+
+FEDNCV_HUB may name a folder that stands in for the hub, for machines without a network: ``<id>/`` in it is
+what ``Dataset.save_to_disk`` wrote, or the original files where the hub has these.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedncv.data.cache import cache_folder
+from fedncv.data.folder import decode
+from fedncv.data.raw import PIECE, Raw
+from fedncv.data.registry import Entry, Hub
+
+
+@contextmanager
+def plain_errors(hub: Hub) -> Iterator[None]:
+    """Whatever the network, the hub or the library raise, as one line."""
+    try:
+        yield
+    except ImportError:
+        raise ValueError(f"downloading {hub.id} needs the extra 'hub': pip install 'fedncv[hub]'") from None
+    except ValueError:
+        raise
+    except Exception as error:  # the libraries below raise dozens of kinds
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise ValueError(f"cannot download {hub.id} ({reason})") from None
+
+
+def download(entry: Entry) -> Iterator[Raw]:
+    """The pieces of a dataset, fetched by its hub id; the libraries show their own progress bars."""
+    hub = entry.hub
+    assert hub is not None
+    with plain_errors(hub):
+        if hub.files:
+            yield from entry.read(fetch_files(hub, entry.files))
+            return
+        for split in hub.splits:
+            yield from rows(fetch_split(hub, split), entry, hub)
+
+
+def stand_in(hub: Hub) -> Path | None:
+    folder = os.environ.get("FEDNCV_HUB")
+    return Path(folder).expanduser() / hub.id if folder else None
+
+
+def fetch_files(hub: Hub, files: tuple[str, ...]) -> Path:
+    """The folder with the original files."""
+    if local := stand_in(hub):
+        return local
+    library = import_module("huggingface_hub")
+    patterns = list(files)
+    return Path(
+        library.snapshot_download(
+            hub.id, repo_type="dataset", allow_patterns=patterns, cache_dir=cache_folder() / "hub"
+        )
+    )
+
+
+def fetch_split(hub: Hub, split: str) -> Any:
+    """One split as the library's own Dataset."""
+    datasets = import_module("datasets")
+    if local := stand_in(hub):
+        if not local.exists():
+            raise ValueError(f"{hub.id} is not in the stand-in for the hub, {local} (FEDNCV_HUB)")
+        return datasets.load_from_disk(str(local))[split]
+    return datasets.load_dataset(hub.id, hub.config, split=split, cache_dir=str(cache_folder() / "hub"))
+
+
+def rows(table: Any, entry: Entry, hub: Hub) -> Iterator[Raw]:
+    """The table's pictures and labels, PIECE at a time."""
+    datasets = import_module("datasets")
+    columns = [name for name, kind in table.features.items() if isinstance(kind, datasets.Image)]
+    if not columns or hub.label not in table.features:
+        raise ValueError(f"{hub.id} has the columns {list(table.features)}, not a picture and {hub.label!r}")
+    column = columns[0]
+    # The encoded bytes, decoded by ourselves: the same pixels as from the original files.
+    table = table.select_columns([column, hub.label]).cast_column(column, datasets.Image(decode=False))
+    channels, *size = entry.shape
+    for start in range(0, len(table), PIECE):
+        piece = table[start : start + PIECE]
+        images = [
+            decode(
+                picture["bytes"] or Path(picture["path"]).read_bytes(),
+                f"{hub.id} row {start + number}",
+                size=(size[0], size[1]),
+                channels=channels,
+            )
+            for number, picture in enumerate(piece[column])
+        ]
+        yield Raw(np.stack(images), np.array(piece[hub.label], dtype=np.int64))

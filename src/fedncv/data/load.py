@@ -1,0 +1,159 @@
+"""Loading a dataset by name: from the decoded cache, the original files, or the hub, in this order.
+
+The data folder is the one given, else FEDNCV_DATA, else ``data`` in the cache folder. What is found there is
+decoded once; a cache entry is known by the names, sizes and times of the files it was made of, so changed
+files are decoded anew.
+"""
+
+import hashlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+
+from fedncv import spec
+from fedncv.data import archive, hub
+from fedncv.data.cache import cache_folder, open_entry, write_entry
+from fedncv.data.dataset import Dataset
+from fedncv.data.folder import picture_size, pictures, read_pictures
+from fedncv.data.idx import present
+from fedncv.data.raw import Raw, checked, moments
+from fedncv.data.registry import DATASETS, Entry
+
+Note = Callable[[str], None]
+
+
+def to_stderr(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+def load(name: str, data_dir: str | Path | None = None, *, verify: bool = True, note: Note = to_stderr) -> Dataset:
+    """The dataset ``name`` of DATASETS, or ``folder:path=...,size=...,channels=...`` for a folder of pictures.
+
+    ``verify`` compares checksums and the number of images with the published ones. ``note`` gets a line
+    before anything that takes long. ValueError says what to put where if nothing is found.
+    """
+    if name.startswith("folder:"):
+        _, knobs = spec.parse(name, {"folder": load_folder}, what="dataset")
+        return load_folder(note, **knobs)
+    if name not in DATASETS:
+        raise ValueError(spec.nearest(name, [*DATASETS, "folder:path=..."], what="dataset"))
+    entry = DATASETS[name]
+    if not entry.files:
+        return _in_memory(entry, name)
+    root = data_folder(data_dir)
+    source = find(entry, root)
+    if source is None:
+        return _from_hub(entry, name, root, note)
+    key = fingerprint([source] if source.is_file() else key_files(entry, source), str(verify))
+    cached = cache_folder() / "decoded" / f"{name}-{key}"
+    if (dataset := open_entry(cached, name)) is None:
+        note(f"decoding {name} from {source} (once, into {cached.parent})")
+        _write(cached, entry, name, _pieces(entry, source, verify), entry.num_images if verify else None)
+        dataset = open_entry(cached, name)
+    assert dataset is not None
+    return dataset
+
+
+def load_folder(note: Note = to_stderr, *, path: str, size: int = 0, channels: int = 3) -> Dataset:
+    """A folder with one subfolder of pictures for each class, also below train/, valid/, test/ (pooled).
+
+    ``size`` scales every picture to size x size; 0 takes them as they are, if all are equal. ``channels`` is
+    3 for colour or 1 for grey.
+    """
+    if channels not in (1, 3):
+        raise ValueError(f"channels is {channels}; take 3 for colour or 1 for grey")
+    folder = Path(path).expanduser()
+    items, names = pictures(folder)
+    shape = (channels, size, size) if size > 0 else (channels, *picture_size(items[0][0]))
+    key = fingerprint([picture for picture, _ in items], f"{folder.resolve()} {shape}")
+    cached = cache_folder() / "decoded" / f"folder-{key}"
+    if (dataset := open_entry(cached, folder.name)) is None:
+        note(f"decoding {len(items)} pictures of {folder} (once, into {cached.parent})")
+        decoded = read_pictures(items, size=shape[1:], channels=channels, resize=size > 0)
+        write_entry(cached, decoded, shape=shape, num_classes=len(names), num_images=len(items))
+        dataset = open_entry(cached, folder.name)
+    assert dataset is not None
+    return dataset
+
+
+def data_folder(data_dir: str | Path | None) -> Path:
+    """The folder that original files are looked for in."""
+    chosen = data_dir or os.environ.get("FEDNCV_DATA")
+    folder = Path(chosen).expanduser() if chosen else cache_folder() / "data"
+    if chosen and not folder.is_dir():
+        origin = "--data-dir" if data_dir else "FEDNCV_DATA"
+        raise ValueError(f"the data folder {folder} does not exist; name another in {origin}")
+    return folder
+
+
+def find(entry: Entry, root: Path) -> Path | None:
+    """The folder with all of the entry's files, or an archive of them; None if there is neither."""
+    for folder in entry.folders:
+        if all(present(root / folder, name).exists() for name in entry.files):
+            return root / folder
+    return next((root / name for name in entry.archives if (root / name).is_file()), None)
+
+
+def key_files(entry: Entry, folder: Path) -> list[Path]:
+    return [present(folder, name) for name in entry.files]
+
+
+def fingerprint(files: list[Path], salt: str) -> str:
+    """Twelve hexadecimal digits that change with the name, size or time of any file."""
+    text = hashlib.sha256(salt.encode())
+    for path in files:
+        about = path.stat()
+        text.update(f"\n{path.name} {about.st_size} {about.st_mtime_ns}".encode())
+    return text.hexdigest()[:12]
+
+
+def _pieces(entry: Entry, source: Path, verify: bool) -> Iterator[Raw]:
+    if source.is_dir():
+        for path in key_files(entry, source):
+            if verify and path.name in entry.md5 and path.is_file():
+                archive.check_md5(path, entry.md5[path.name])
+        yield from entry.read(source)
+        return
+    if verify and source.name in entry.md5:
+        archive.check_md5(source, entry.md5[source.name])
+    with archive.unpacked(source, cache_folder() / "unpacked") as folder:
+        inner = find(entry, folder)
+        if inner is None or not inner.is_dir():
+            raise ValueError(f"{source} does not hold {', '.join(entry.files)}; it is another archive")
+        yield from entry.read(inner)
+
+
+def _from_hub(entry: Entry, name: str, root: Path, note: Note) -> Dataset:
+    cached = cache_folder() / "decoded" / f"{name}-hub"
+    if (dataset := open_entry(cached, name)) is not None:
+        return dataset
+    assert entry.hub is not None
+    note(f"{name} is not in {root}; downloading {entry.hub.id} (once, into {cached.parent})")
+    try:
+        _write(cached, entry, name, hub.download(entry), entry.num_images)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}; or {remedy(entry, root)}") from None
+    dataset = open_entry(cached, name)
+    assert dataset is not None
+    return dataset
+
+
+def remedy(entry: Entry, root: Path) -> str:
+    """Which files to put where."""
+    files = ", ".join(entry.files)
+    packed = f" (or the archive {root / entry.archives[0]})" if entry.archives else ""
+    return f"put {files} into {root / entry.folders[0]}{packed}, from {entry.home}"
+
+
+def _write(cached: Path, entry: Entry, name: str, pieces: Iterator[Raw], num_images: int | None) -> None:
+    sound = checked(pieces, name=name, shape=entry.shape, num_classes=entry.num_classes)
+    write_entry(cached, sound, shape=entry.shape, num_classes=entry.num_classes, num_images=num_images)
+
+
+def _in_memory(entry: Entry, name: str) -> Dataset:
+    (images, labels), *_ = checked(entry.read(Path()), name=name, shape=entry.shape, num_classes=entry.num_classes)
+    mean, std = moments(images)
+    return Dataset(name, torch.from_numpy(images), torch.from_numpy(labels), entry.num_classes, mean, std)

@@ -1,0 +1,163 @@
+"""The pieces that partitions are made of: who owns each sample, in linear time.
+
+A partition in the making is one array, ``owner_n``: the client of each sample. ``gather`` turns it into the
+samples of each client, ``serve`` and ``fill`` hand out samples by clients' wishes.
+
+Shapes: n = samples, N = clients, K = classes, S = samples to hand out, M = samples asked for.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csc_array
+
+Indices = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+class Parts(list[Indices]):
+    """The samples of each client, and how many of them were moved to reach the minimum."""
+
+    def __init__(self, parts: list[Indices], moved: int = 0) -> None:
+        super().__init__(parts)
+        self.moved = moved
+
+
+def check(labels: Indices, num_clients: int, min_samples: int) -> int:
+    """The number of samples, or a ValueError for what no partition can do."""
+    n = len(labels)
+    if num_clients < 1:
+        raise ValueError(f"{num_clients} clients; there must be at least one")
+    if num_clients > n:
+        raise ValueError(f"{num_clients} clients for {n} samples; take at most {n} clients")
+    if min_samples < 1:
+        raise ValueError(f"min_samples is {min_samples}; every client needs at least one sample")
+    if num_clients * min_samples > n:
+        raise ValueError(
+            f"{num_clients} clients with min_samples={min_samples} need {num_clients * min_samples} samples, "
+            f"there are {n}; take at most {n // min_samples} clients or min_samples={n // num_clients}"
+        )
+    if labels.min() < 0:
+        raise ValueError(f"label {labels.min()} is negative; labels go from 0 to the number of classes - 1")
+    return n
+
+
+def order_by(key_n: Indices, num_keys: int) -> Indices:
+    """The stable order of keys in 0..num_keys-1, by counting: linear time, where a sort takes n log n.
+
+    Transposing a sparse matrix with a single entry in each column is a counting sort.
+
+    >>> order_by(np.array([1, 0, 1, 0]), 2).tolist()
+    [1, 3, 0, 2]
+    """
+    n = len(key_n)
+    matrix = csc_array((np.ones(n, dtype=np.int8), key_n, np.arange(n + 1)), shape=(num_keys, n))
+    order_n: Indices = matrix.tocsr().indices.astype(np.int64)
+    return order_n
+
+
+def rank(key_n: Indices, num_keys: int) -> Indices:
+    """How many earlier entries have the same key.
+
+    >>> rank(np.array([2, 0, 2, 2, 0]), 3).tolist()
+    [0, 0, 1, 2, 1]
+    """
+    counts = np.bincount(key_n, minlength=num_keys)
+    rank_n = np.empty(len(key_n), dtype=np.int64)
+    rank_n[order_by(key_n, num_keys)] = np.arange(len(key_n)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return rank_n
+
+
+def by_class(labels: Indices, rng: np.random.Generator) -> Indices:
+    """Sample numbers class after class, shuffled within each class."""
+    shuffled_n = rng.permutation(len(labels))
+    return shuffled_n[order_by(labels[shuffled_n], int(labels.max()) + 1)]
+
+
+def cut(order_n: Indices, counts: Indices, num_clients: int) -> Indices:
+    """Owners when clients 0, 1, ... take ``counts`` samples in turn along ``order_n``, class after class.
+
+    ``counts`` is (N,) or, for an order by class, (K, N).
+    """
+    owner_n = np.empty(len(order_n), dtype=np.int64)
+    owner_n[order_n] = np.repeat(np.arange(counts.size) % num_clients, counts.ravel())
+    return owner_n
+
+
+def gather(owner_n: Indices, num_clients: int, *, moved: int = 0) -> Parts:
+    """The samples of each client, sorted, from the owner of each sample."""
+    order_n = order_by(owner_n, num_clients)
+    ends_N = np.cumsum(np.bincount(owner_n, minlength=num_clients))
+    return Parts([part.copy() for part in np.split(order_n, ends_N[:-1])], moved)
+
+
+def fill(
+    owner_n: Indices,
+    labels: Indices,
+    num_clients: int,
+    min_samples: int,
+    rng: np.random.Generator,
+    wish_NK: Floats,
+) -> Parts:
+    """The parts after every client below ``min_samples`` was given what it lacks, and nothing else moved.
+
+    A client above the minimum can spare the rest, chosen at random; who lacks samples is served from these
+    by ``wish_NK``. ``Parts.moved`` is Σ_u max(0, min_samples - size_u), the least that can be moved.
+    """
+    lack_N = (min_samples - np.bincount(owner_n, minlength=num_clients)).clip(min=0)
+    if not lack_N.any():
+        return gather(owner_n, num_clients)
+    shuffled_n = rng.permutation(len(owner_n))
+    spare_S = shuffled_n[rank(owner_n[shuffled_n], num_clients) >= min_samples]
+    filled_n = owner_n.copy()
+    serve(filled_n, lack_N, wish_NK, spare_S, labels, rng)
+    return gather(filled_n, num_clients, moved=int(lack_N.sum()))
+
+
+def serve(
+    owner_n: Indices,
+    need_N: Indices,
+    wish_NK: Floats,
+    supply_S: Indices,
+    labels: Indices,
+    rng: np.random.Generator,
+) -> None:
+    """Give client u ``need_N[u]`` of the samples ``supply_S``, by classes drawn with weights ``wish_NK[u]``.
+
+    Owners are written into ``owner_n``. All clients ask at once, in random order; whoever asked for a class
+    that ran out asks again among the classes that are left, and takes any of them if its wishes are used up.
+    Every turn serves all who ask or empties a class, so there are at most K turns.
+    """
+    num_classes = wish_NK.shape[1]
+    need_N = need_N.copy()
+    left_K = np.bincount(labels[supply_S], minlength=num_classes)
+    next_K = np.cumsum(left_K) - left_K
+    supply_S = supply_S[order_by(labels[supply_S], num_classes)]
+    while need_N.any():
+        asking_A = np.flatnonzero(need_N)
+        weight_AK = np.where(left_K > 0, wish_NK[asking_A], 0.0)
+        weight_AK[weight_AK.sum(axis=1) == 0] = left_K
+        class_M = draw_classes(weight_AK, need_N[asking_A], rng)
+        turn_M = rng.permutation(len(class_M))
+        class_M, client_M = class_M[turn_M], np.repeat(asking_A, need_N[asking_A])[turn_M]
+        rank_M = rank(class_M, num_classes)
+        served_M = rank_M < left_K[class_M]
+        class_M, client_M, rank_M = class_M[served_M], client_M[served_M], rank_M[served_M]
+        owner_n[supply_S[next_K[class_M] + rank_M]] = client_M
+        given_K = np.bincount(class_M, minlength=num_classes)
+        next_K, left_K = next_K + given_K, left_K - given_K
+        need_N -= np.bincount(client_M, minlength=len(need_N))
+
+
+def draw_classes(weight_AK: Floats, count_A: Indices, rng: np.random.Generator) -> Indices:
+    """count_a classes for row a, drawn with the row's weights; the rows one after another."""
+    num_rows, num_classes = weight_AK.shape
+    below_AK = np.cumsum(weight_AK, axis=1)
+    below_AK /= below_AK[:, -1:]
+    # Row a occupies [a, a + 1), so that one search in one sorted array serves all rows.
+    edges = (below_AK + np.arange(num_rows)[:, None]).ravel()
+    row_M = np.repeat(np.arange(num_rows), count_A)
+    found_M = np.searchsorted(edges, row_M + rng.random(len(row_M)), side="right")
+    # A point may be rounded up to a + 1; the last class that row a can draw is meant then.
+    last_A = num_classes - 1 - (weight_AK[:, ::-1] > 0).argmax(axis=1)
+    class_M: Indices = np.minimum(found_M - row_M * num_classes, last_A[row_M])
+    return class_M
