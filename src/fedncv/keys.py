@@ -48,14 +48,12 @@ def key_for(seed: int, purpose: str, round: int = 0, client: int | Tensor = 0) -
     """The key of one draw. Different purposes never share words, whatever their rounds and clients.
 
     >>> key_for(0, "batches", 3, 7)
-    tensor([3379606487, 3829083193])
+    tensor([1254397809, 3131939416])
     """
     seed_key = torch.tensor([seed & WORD, (seed >> 32) & WORD])
     client = torch.as_tensor(client)
     word = torch.zeros_like(client)
-    c0, c1, _, _ = philox(
-        seed_key.to(client.device), client, word + round, word + zlib.crc32(purpose.encode()), word
-    )
+    c0, c1, _, _ = philox(seed_key.to(client.device), client, word + round, word + zlib.crc32(purpose.encode()), word)
     return torch.stack([c0, c1], dim=-1)
 
 
@@ -68,10 +66,10 @@ def fold(key: Key, number: int | Tensor) -> Key:
 
 
 def bits(key: Key, n: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """n counters' worth of random 32-bit words."""
+    """n counters' worth of random 32-bit words, for each of the keys if ``key`` holds several."""
     counter = torch.arange(n, device=key.device)
     zero = torch.zeros_like(counter)
-    return philox(key, counter, zero, zero, zero)
+    return philox(key[..., None, :], counter, zero, zero, zero)
 
 
 def uniform(key: Key, n: int, *, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -89,7 +87,7 @@ def normal(key: Key, n: int, *, dtype: torch.dtype = torch.float64) -> Tensor:
 
 
 def permutation(key: Key, n: int) -> Tensor:
-    """A permutation of 0..n-1: the order of n random 63-bit numbers.
+    """A permutation of 0..n-1 (a row for each key): the order of n random 63-bit numbers.
 
     >>> sorted(permutation(key_for(0, "doc"), 5).tolist())
     [0, 1, 2, 3, 4]

@@ -24,14 +24,12 @@ def nearest(word: str, choices: Iterable[str], *, what: str) -> str:
 
 def knobs(function: Callable[..., Any]) -> dict[str, Any]:
     """Knob -> type, for every keyword-only parameter that a text can set."""
-    hints = get_type_hints(function if not isinstance(function, type) else function.__init__)
+    hints = get_type_hints(function)
     parameters = inspect.signature(function).parameters.values()
     return {p.name: hints[p.name] for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
-def parse(
-    text: str, choices: Mapping[str, Callable[..., Any]], *, what: str
-) -> tuple[str, dict[str, Any]]:
+def parse(text: str, choices: Mapping[str, Callable[..., Any]], *, what: str) -> tuple[str, dict[str, Any]]:
     """The name and the knobs that ``text`` sets; ValueError with the offending word and the remedy."""
     name, _, rest = text.partition(":")
     if name not in choices:

@@ -1,0 +1,1 @@
+"""Engines: one round of any method. They know no method by name."""

@@ -1,0 +1,94 @@
+"""How good the clients' models are, on the clients' own test samples. Measuring changes nothing.
+
+before   the model as client u would use it on arrival
+after    the same client after its local training
+pooled   the shared model, without anything personal, on everybody's test samples
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedncv.engine.local import train
+from fedncv.engine.problem import Problem, State, arrivals
+
+CHUNK = 1024  # test samples in one forward pass
+
+
+class Scores(NamedTuple):
+    """Sum of scores and number of test samples of each client."""
+
+    total_N: NDArray[np.float64]
+    samples_N: NDArray[np.int64]
+
+    def summary(self, name: str) -> dict[str, Any]:
+        """Sample-weighted mean, mean over clients, mean of the worst tenth of clients, and every client's."""
+        tested = self.samples_N > 0
+        if not tested.any():
+            return {}
+        each = np.sort(self.total_N[tested] / self.samples_N[tested])
+        worst = each[: -(-len(each) // 10)]
+        return {
+            name: float(self.total_N.sum() / self.samples_N.sum()),
+            f"{name}_client_mean": float(each.mean()),
+            f"{name}_worst_decile": float(worst.mean()),
+            f"{name}_clients": [
+                float(total / samples) if samples else None
+                for total, samples in zip(self.total_N, self.samples_N, strict=True)
+            ],
+        }
+
+
+def score(problem: Problem, u: int, x_P: Tensor, buffers_R: Tensor, offset_C: Tensor | None) -> float:
+    """Sum of the scores of client u's test samples."""
+    total = 0.0
+    for index in torch.split(torch.from_numpy(problem.clients.test[u]), CHUNK):
+        inputs = problem.dataset.inputs(index, problem.dtype)
+        with torch.no_grad():
+            output, _ = problem.model.forward(x_P, buffers_R, inputs, mode="eval")
+        logits = output.logits_BC if offset_C is None else output.logits_BC + offset_C
+        total += float(problem.task.score(logits, problem.dataset.y[index]).sum(dtype=torch.float64))
+    return total
+
+
+def before(problem: Problem, state: State) -> dict[str, Any]:
+    """Scores of all clients on arrival, and of the shared model where there is one."""
+    method, sizes = problem.method, _test_sizes(problem)
+    totals, pooled = np.zeros(len(sizes)), np.zeros(len(sizes))
+    shared_P = method.shared(state.server) if problem.buffer_rule == "averaged" else None
+    for arrival in arrivals(problem, state, np.flatnonzero(sizes)):
+        u, down, buffers_R, kept = arrival
+        ask = problem.ask(u, buffers_R, state.round)
+        y_P, _ = method.begin(ask, down, kept.own)
+        x_P, offset_C = method.predict(ask, y_P, down, kept.own)
+        totals[u] = score(problem, u, x_P, buffers_R, offset_C)
+        if shared_P is not None:
+            same = offset_C is None and torch.equal(x_P, shared_P)
+            pooled[u] = totals[u] if same else score(problem, u, shared_P, state.buffers, None)
+    summary = Scores(totals, sizes).summary("before")
+    if shared_P is not None and summary:
+        summary["pooled"] = float(pooled.sum() / sizes.sum())
+    return summary
+
+
+def after(problem: Problem, state: State) -> dict[str, Any]:
+    """Scores of all clients after a local training that nobody keeps and that is not counted as work."""
+    method, sizes = problem.method, _test_sizes(problem)
+    totals = np.zeros(len(sizes))
+    for arrival in arrivals(problem, state, np.flatnonzero(sizes)):
+        u, down, buffers_R, kept = arrival
+        trained = train(problem, state.round, arrival)
+        if trained is None:  # too little data for a single step: the client stays with what it got
+            y_P, _ = method.begin(problem.ask(u, buffers_R, state.round), down, kept.own)
+        else:
+            y_P, buffers_R, kept = trained.y_P, trained.buffers_R, trained.kept
+        x_P, offset_C = method.predict(problem.ask(u, buffers_R, state.round), y_P, down, kept.own)
+        totals[u] = score(problem, u, x_P, buffers_R, offset_C)
+    return Scores(totals, sizes).summary("after")
+
+
+def _test_sizes(problem: Problem) -> NDArray[np.int64]:
+    return np.array([len(test) for test in problem.clients.test])

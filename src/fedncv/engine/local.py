@@ -1,0 +1,159 @@
+"""One client's local training: the plan of its batches, the steps, the reply."""
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedncv.engine.problem import Arrival, Kept, Problem
+from fedncv.engine.schedule import lr_factor
+from fedncv.keys import Key, fold, key_for, permutation
+from fedncv.methods.base import Ask, Batch, Method, Phase, Work
+from fedncv.tree import num_bytes
+
+
+class Step(NamedTuple):
+    phase: int
+    rows: Tensor  # positions among the client's training samples
+    number: int  # which batch of the client
+
+
+class Trained(NamedTuple):
+    y_P: Tensor
+    buffers_R: Tensor
+    up: Any
+    kept: Kept
+    samples: int
+    gradients: int
+    forwards: int
+    loss: Tensor  # mean over the steps
+
+    @property
+    def sent_bytes(self) -> int:
+        """The reply, and the running statistics unless they stay with the client."""
+        return num_bytes(self.up) + (0 if self.kept.buffers_R.numel() else num_bytes(self.buffers_R))
+
+
+def plan(method: Method, key: Key, num_samples: int, *, epochs: int, batch_size: int, smallest: int) -> list[Step]:
+    """The batches of a client's round, in order. A batch smaller than the model can take is left out."""
+    phases = method.phases(epochs)
+    total = sum(phase.epochs for phase in phases)
+    orders = permutation(fold(key, torch.arange(total)), num_samples)  # a row an epoch
+    starts = range(0, num_samples, batch_size)
+    steps, epoch = [], 0
+    for phase_number, phase in enumerate(phases):
+        for _ in range(phase.epochs):
+            samples = torch.split(orders[0 if method.same_batches else epoch], batch_size)
+            numbers = list(range(len(starts)))
+            if method.same_batches:
+                numbers = permutation(fold(key, total + epoch), len(starts)).tolist()
+            steps += [Step(phase_number, samples[i], i) for i in numbers if len(samples[i]) >= smallest]
+            epoch += 1
+    return steps
+
+
+def total_step(num_steps: int, lr: float, momentum: float) -> float:
+    """Sum of the factors with which ``num_steps`` gradients enter x - y.
+
+    The k-th of K gradients enters with lr (1 + m + … + m^(K-k)) = lr (1 - m^(K-k+1)) / (1 - m).
+    """
+    if momentum == 0:
+        return num_steps * lr
+    return lr * (num_steps - momentum * (1 - momentum**num_steps) / (1 - momentum)) / (1 - momentum)
+
+
+def lr_of(problem: Problem, round: int) -> float:
+    config = problem.config
+    return config.lr * lr_factor(config.schedule, round, config.rounds)
+
+
+def train(problem: Problem, round: int, arrival: Arrival, *, share: float = 1.0) -> Trained | None:
+    """A client's round, or the first ``share`` of it; None where that leaves no training step to report."""
+    config, method, model = problem.config, problem.method, problem.model
+    u, down, buffers_R, kept = arrival
+    index = torch.from_numpy(problem.clients.train[u])
+    key = key_for(config.seed, "batches", round, u)
+    steps = plan(
+        method,
+        key,
+        len(index),
+        epochs=config.epochs,
+        batch_size=config.batch_size,
+        smallest=model.smallest_batch,
+    )
+    steps = steps[: math.ceil(share * len(steps))]
+    phases = method.phases(config.epochs)
+    trained = [sum(s.phase == i for s in steps) if phase.trains else 0 for i, phase in enumerate(phases)]
+    if not sum(trained):
+        return None
+    inputs, targets = problem.dataset.inputs(index, problem.dtype), problem.dataset.y[index]
+    step_keys = fold(key_for(config.seed, "step", round, u), torch.arange(len(steps))).to(inputs.device)
+    lr = lr_of(problem, round)
+
+    opening = problem.ask(u, buffers_R, round)
+    own = kept.own
+    y_P, scratch = method.begin(opening, down, own)
+    velocity_P, phase_now = None, -1
+    samples = gradients = forwards = 0
+    losses = []
+    for i, step in enumerate(steps):
+        if step.phase != phase_now:
+            velocity_P, phase_now = None, step.phase
+        phase = phases[step.phase]
+        ask = Ask(
+            model,
+            problem.task,
+            buffers_R,
+            client=opening.client,
+            round=round,
+            key=step_keys[i],
+            num_batches=opening.num_batches,
+            phase=step.phase,
+            mode=phase.mode,
+        )
+        x = inputs[step.rows]
+        batch = Batch(x, targets[step.rows], x.new_ones(len(x), dtype=problem.dtype), step.number)
+        g_P, scratch = method.direction(ask, y_P, batch, down, own, scratch)
+        y_P, velocity_P = sgd(y_P, g_P, velocity_P, phase, ask, lr, config.momentum, config.weight_decay)
+        buffers_R = ask.buffers_R
+        samples += len(x)
+        gradients += ask.num_gradients * len(x)
+        forwards += ask.num_forwards * len(x)
+        losses.append(ask.value)
+    mass = sum(total_step(k, lr, config.momentum) for k in trained)
+    work = Work(sum(trained), samples, lr, mass)
+    closing = problem.ask(u, buffers_R, round)
+    up, own = method.finish(closing, y_P, work, down, own, scratch)
+    kept = Kept(own, buffers_R if problem.buffer_rule == "personal" else kept.buffers_R)
+    return Trained(y_P, buffers_R, up, kept, samples, gradients, forwards, torch.stack(losses).mean())
+
+
+def sgd(
+    y_P: Tensor,
+    g_P: Tensor,
+    velocity_P: Tensor | None,
+    phase: Phase,
+    ask: Ask,
+    lr: float,
+    momentum: float,
+    weight_decay: float,
+) -> tuple[Tensor, Tensor | None]:
+    """v <- momentum v + (g + weight_decay y);  y <- y - lr v,  on the slices that the phase trains."""
+    if not phase.trains:
+        return y_P, None
+    if weight_decay:
+        g_P = g_P + weight_decay * y_P
+    if momentum:
+        velocity_P = g_P if velocity_P is None else momentum * velocity_P + g_P
+        g_P = velocity_P
+    new_P = y_P - lr * g_P
+    if len(phase.trains) < 2:  # a frozen slice keeps its very bits
+        trained = [name in phase.trains for name in ("body", "head")]
+        new_P = torch.cat(
+            [
+                (new_P if moves else y_P)[ask.layout.slice(name)]
+                for name, moves in zip(("body", "head"), trained, strict=True)
+            ]
+        )
+    return new_P, velocity_P

@@ -1,0 +1,192 @@
+"""A problem: everything about a run that does not change. The state: what does. What a client begins a round with."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedncv.config import RunConfig
+from fedncv.data import Clients, Dataset, divide, load, split
+from fedncv.engine import sampling
+from fedncv.flat import Factory, Model
+from fedncv.keys import key_for
+from fedncv.methods import find_method
+from fedncv.methods.base import Ask, BufferRule, Client, Federation, Method, for_all
+from fedncv.models import find_model
+from fedncv.tasks import Task, find_task
+from fedncv.tree import num_bytes, row
+
+
+class Problem(NamedTuple):
+    config: RunConfig
+    dataset: Dataset
+    clients: Clients
+    model: Model
+    task: Task
+    method: Method
+    federation: Federation
+    rates_N: sampling.Probabilities  # reachability of each client, where sampling asks for it
+    inclusion_N: sampling.Probabilities  # probability of being drawn for a round
+
+    @property
+    def buffer_rule(self) -> str | BufferRule:
+        """The method's, where it insists on one; otherwise the study's."""
+        return self.config.buffers if self.method.buffers == "averaged" else self.method.buffers
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.model.start_P.dtype
+
+    def client(self, u: int) -> Client:
+        train = torch.from_numpy(self.clients.train[u])
+        labels = self.dataset.labels[train]
+        num_classes = self.dataset.num_classes
+        counts_C = self.model.start_P.new_zeros(num_classes)
+        if not labels.is_floating_point() and labels.dim() == 1:
+            counts_C += torch.bincount(labels, minlength=num_classes)
+        return Client(u, counts_C.new_tensor(len(train)), counts_C)
+
+    def ask(self, u: int, buffers_R: Tensor, round: int) -> Ask:
+        """What client u may ask outside its steps."""
+        return Ask(
+            self.model,
+            self.task,
+            buffers_R,
+            client=self.client(u),
+            round=round,
+            key=key_for(self.config.seed, "client", round, u),
+            num_batches=-(-len(self.clients.train[u]) // self.config.batch_size),
+        )
+
+
+class Kept(NamedTuple):
+    """What stays with a client between rounds."""
+
+    own: Any
+    buffers_R: Tensor  # empty unless running statistics are personal
+
+
+class Totals(NamedTuple):
+    """Work since the run began, over all clients."""
+
+    samples: int = 0  # samples that went through local training
+    gradients: int = 0  # sample gradients evaluated for it
+    forwards: int = 0  # samples passed forward only, beside those
+    bytes_down: int = 0
+    bytes_up: int = 0
+
+
+class State(NamedTuple):
+    round: int  # rounds finished
+    server: Any
+    buffers: Any  # running statistics at the server: a vector, or what the method's rule keeps
+    kept: dict[int, Kept]  # clients that have taken part; all others are as `init_own` makes them
+    totals: Totals = Totals()
+
+
+def build(
+    config: RunConfig,
+    *,
+    dataset: Dataset | None = None,
+    clients: Clients | None = None,
+    model: Factory | None = None,
+    method: Method | None = None,
+    task: Task | None = None,
+) -> Problem:
+    """The problem that ``config`` names; objects given stand in for the names."""
+    given = {"data": dataset, "model": model, "method": method, "task": task}
+    config.check(custom=tuple(name for name, value in given.items() if value is not None))
+    if config.device.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(f"device is {config.device!r}, but torch sees no GPU here; use --device cpu")
+    dataset = dataset or load(config.data, config.data_dir or None)
+    if clients is None:
+        parts = divide(dataset, config.partition, num_clients=config.clients, seed=config.seed)
+        clients = split(parts, config.test_share, config.seed)
+    num_clients = len(clients.train)
+    dtype = torch.float64 if config.dtype == "float64" else torch.float32
+    device = _device(config.device)
+    dataset = dataset._replace(x=dataset.x.to(device), y=dataset.y.to(device))
+    example = dataset.inputs(torch.arange(min(2, len(dataset.x))), dtype)
+    made = Model(model or find_model(config.model), example, dataset.num_classes, config.seed)
+    sizes = clients.sizes.astype(np.float64)
+    federation = Federation(
+        num_clients=num_clients,
+        per_round=config.per_round,
+        rounds=config.rounds,
+        sizes_N=torch.from_numpy(sizes),
+        num_classes=dataset.num_classes,
+        layout=made.layout,
+    )
+    rates_N = np.linspace(config.availability, 1.0, num_clients)
+    inclusion_N = {
+        "uniform": lambda: sampling.uniform_inclusion(num_clients, config.per_round),
+        "weighted": lambda: sampling.weighted_inclusion(sizes, config.per_round),
+        "available": lambda: sampling.available_inclusion(rates_N, config.per_round),
+    }[config.sampling]()
+    return Problem(
+        config,
+        dataset,
+        clients,
+        made,
+        task or find_task(config.task),
+        method or find_method(config.method),
+        federation,
+        rates_N,
+        inclusion_N,
+    )
+
+
+def _device(name: str) -> torch.device:
+    try:
+        return torch.device(name)
+    except RuntimeError:
+        raise ValueError(f"unknown device {name!r}; use cpu or cuda") from None
+
+
+def start(problem: Problem) -> State:
+    """The state before the first round."""
+    rule, model = problem.buffer_rule, problem.model
+    buffers = rule.init(model.start_R, problem.federation) if isinstance(rule, BufferRule) else model.start_R
+    return State(0, problem.method.init(model.start_P, problem.federation), buffers, {})
+
+
+def keeps(problem: Problem, state: State, u: int) -> Kept:
+    """What client u keeps, made now if it never took part."""
+    if u in state.kept:
+        return state.kept[u]
+    personal = problem.buffer_rule == "personal"
+    buffers_R = problem.model.start_R if personal else problem.model.start_R[:0]
+    ask = problem.ask(u, problem.model.start_R, round=0)
+    return Kept(problem.method.init_own(ask, problem.model.start_P), buffers_R)
+
+
+class Arrival(NamedTuple):
+    """What client u begins a round with."""
+
+    client: int
+    down: Any
+    buffers_R: Tensor
+    kept: Kept
+
+    @property
+    def received_bytes(self) -> int:
+        """The message, and the running statistics unless they are the client's own."""
+        return num_bytes(self.down) + (0 if self.kept.buffers_R.numel() else num_bytes(self.buffers_R))
+
+
+def arrivals(problem: Problem, state: State, ids: sampling.Ids) -> Iterator[Arrival]:
+    """The server's messages to these clients, each beside what the client has kept."""
+    if not len(ids):
+        return
+    ids_S = torch.from_numpy(ids)
+    down_S = problem.method.broadcast(state.server, ids_S)
+    rule = problem.buffer_rule
+    if isinstance(rule, BufferRule):
+        b_SR = rule.broadcast(state.buffers, state.server, ids_S)
+    else:
+        b_SR = for_all(state.buffers, ids_S)
+    for i, u in enumerate(ids.tolist()):
+        kept = keeps(problem, state, u)
+        yield Arrival(u, row(down_S, i), kept.buffers_R if rule == "personal" else b_SR[i], kept)

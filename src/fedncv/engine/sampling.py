@@ -1,0 +1,79 @@
+"""Who takes part in a round, and with which probability: what the estimators divide by.
+
+Every scheme draws without replacement and knows its first-order inclusion probabilities exactly:
+
+    uniform     pi_u = m / N
+    weighted    pi_u = min(1, t n_u), t such that they sum to m          (systematic sampling)
+    available   u is reachable with probability a_u; m of the reachable, or all of them if fewer:
+                pi_u = a_u E[min(1, m / (1 + K_u))],  K_u = how many others are reachable
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ids = NDArray[np.int64]
+Probabilities = NDArray[np.float64]
+
+
+def uniform_inclusion(num_clients: int, m: int) -> Probabilities:
+    return np.full(num_clients, m / num_clients)
+
+
+def draw_uniform(rng: np.random.Generator, num_clients: int, m: int) -> Ids:
+    return np.sort(rng.permutation(num_clients)[:m])
+
+
+def weighted_inclusion(sizes: NDArray[np.float64], m: int) -> Probabilities:
+    """min(1, t n_u): clients too large for their share are certain, and the rest share what remains."""
+    certain = np.zeros(len(sizes), dtype=bool)
+    while True:
+        rest = sizes * ~certain
+        pi = np.where(certain, 1.0, (m - certain.sum()) * rest / max(rest.sum(), np.finfo(float).tiny))
+        over = (pi >= 1) & ~certain
+        if not over.any():
+            return pi
+        certain |= over
+
+
+def draw_systematic(rng: np.random.Generator, inclusion: Probabilities) -> Ids:
+    """A fixed-size draw with exactly these inclusion probabilities (which sum to a whole number).
+
+    Clients in random order lie on a line, each as long as its probability; marks at v, v + 1, v + 2, …
+    """
+    order = rng.permutation(len(inclusion))
+    return np.sort(order[systematic(inclusion[order], rng.random())])
+
+
+def systematic(inclusion: Probabilities, v: float) -> Ids:
+    """The places on the line that the marks v, v + 1, … hit."""
+    ends = np.cumsum(inclusion)
+    ends[-1] = round(ends[-1])  # the lengths sum to m; rounding must not lose the last mark
+    hits = np.ceil(ends - v) - np.ceil(np.concatenate([[0.0], ends[:-1]]) - v)
+    return np.flatnonzero(hits > 0)
+
+
+def available_inclusion(rates: Probabilities, m: int) -> Probabilities:
+    """a_u E[min(1, m / (1 + K_u))], with the exact distribution of K_u (a Poisson binomial, by a Fourier sum).
+
+    The characteristic function of "everybody but u" is a product over the others; a product of what stands
+    before u and what stands after avoids the division that would fail where a factor is zero.
+    """
+    n = len(rates)
+    share = np.minimum(1.0, m / np.arange(1, n + 1))  # by the number of others reachable, 0..n-1
+    transform = np.fft.fft(share) / n
+    expected = np.zeros(n)
+    chunk = max(1, 4_000_000 // n)  # frequencies at a time: bounded memory
+    for first in range(0, n, chunk):
+        frequency = np.arange(first, min(first + chunk, n))
+        root = np.exp(2j * np.pi * frequency / n)
+        factor = 1 - rates[:, None] + rates[:, None] * root
+        ones = np.ones((1, len(frequency)))
+        before = np.concatenate([ones, np.cumprod(factor[:-1], axis=0)])
+        after = np.concatenate([np.cumprod(factor[:0:-1], axis=0)[::-1], ones])
+        expected += (before * after * transform[frequency]).sum(axis=1).real
+    return rates * np.clip(expected, 0.0, 1.0)
+
+
+def draw_available(rng: np.random.Generator, rates: Probabilities, m: int) -> Ids:
+    reachable = np.flatnonzero(rng.random(len(rates)) < rates)
+    return np.sort(rng.permutation(reachable)[:m])

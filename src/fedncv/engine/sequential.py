@@ -1,0 +1,136 @@
+"""The reference engine: one client after the other. Every other engine is tested against this one."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedncv.engine import sampling
+from fedncv.engine.local import Trained, lr_of, train
+from fedncv.engine.problem import Problem, State, arrivals
+from fedncv.keys import generator, key_for
+from fedncv.methods.base import BufferRule, Replies, ServerAsk, weighted_sum
+from fedncv.tree import all_finite, stack
+
+
+class DivergedError(ArithmeticError):
+    """A client's training left the finite numbers."""
+
+
+class Draw(NamedTuple):
+    """Who was asked this round, and what becomes of them."""
+
+    ids: sampling.Ids
+    answers: list[bool]
+    shares: list[float]  # of the local steps that the client finishes
+
+
+class Reply(NamedTuple):
+    client: int
+    trained: Trained
+
+
+def draw(problem: Problem, round: int) -> Draw:
+    config, n = problem.config, problem.federation.num_clients
+    rng = generator(config.seed, "clients", round)
+    if config.sampling == "uniform":
+        ids = sampling.draw_uniform(rng, n, config.per_round)
+    elif config.sampling == "weighted":
+        ids = sampling.draw_systematic(rng, problem.inclusion_N)
+    else:
+        ids = sampling.draw_available(rng, problem.rates_N, config.per_round)
+    lost = generator(config.seed, "dropout", round).random(n) < config.dropout
+    slow = generator(config.seed, "stragglers", round).random((2, n))
+    shares = np.where(slow[0] < config.stragglers, slow[1], 1.0)
+    return Draw(ids, [not lost[u] for u in ids], [float(shares[u]) for u in ids])
+
+
+def collect(problem: Problem, replies: list[Reply]) -> tuple[Replies, Tensor]:
+    """The replies and their running statistics in the order of their ids, whatever order they came in."""
+    replies = sorted(replies, key=lambda reply: reply.client)
+    ids_S = torch.tensor([reply.client for reply in replies])
+    collected = Replies(
+        ups=stack([reply.trained.up for reply in replies]),
+        ids_S=ids_S,
+        sizes_S=problem.federation.sizes_N[ids_S],
+        inclusion_S=torch.from_numpy(problem.inclusion_N)[ids_S] * (1 - problem.config.dropout),
+    )
+    return collected, torch.stack([reply.trained.buffers_R for reply in replies])
+
+
+def aggregate(problem: Problem, state: State, replies: list[Reply]) -> State:
+    """The server's half of a round. Without a reply it keeps its state."""
+    totals, t = state.totals, state.round
+    for _, trained in replies:
+        totals = totals._replace(
+            samples=totals.samples + trained.samples,
+            gradients=totals.gradients + trained.gradients,
+            forwards=totals.forwards + trained.forwards,
+        )
+    state = state._replace(round=t + 1, totals=totals)
+    if not replies:
+        return state
+    collected, b_SR = collect(problem, replies)
+    rule, buffers = problem.buffer_rule, state.buffers
+    if isinstance(rule, BufferRule):
+        buffers = rule.aggregate(buffers, state.server, b_SR, collected)
+    elif rule == "averaged":
+        buffers = weighted_sum(collected.weight_S, b_SR)
+    ask = ServerAsk(problem.model, t, key_for(problem.config.seed, "server", t))
+    return state._replace(
+        server=problem.method.aggregate(ask, state.server, collected),
+        buffers=buffers,
+        kept=state.kept | {reply.client: reply.trained.kept for reply in replies},
+    )
+
+
+def run_round(problem: Problem, state: State, drawn: Draw | None = None) -> tuple[State, dict[str, Any]]:
+    """One round: (state, row of metrics). ``drawn`` replaces the keyed draw of clients."""
+    t = state.round
+    drawn = drawn or draw(problem, t)
+    replies: list[Reply] = []
+    skipped: list[int] = []
+    totals = state.totals
+    lr = lr_of(problem, t)
+    for i, arrival in enumerate(arrivals(problem, state, drawn.ids)):
+        totals = totals._replace(bytes_down=totals.bytes_down + arrival.received_bytes)
+        if not drawn.answers[i]:
+            continue
+        trained = train(problem, t, arrival, share=drawn.shares[i])
+        if trained is None:
+            continue
+        totals = totals._replace(bytes_up=totals.bytes_up + trained.sent_bytes)
+        if all_finite((trained.y_P, trained.buffers_R, trained.up, trained.kept)):
+            replies.append(Reply(arrival.client, trained))
+        elif problem.config.diverged == "skip":
+            skipped.append(arrival.client)
+        else:
+            raise DivergedError(
+                f"client {arrival.client} diverged in round {t + 1}: loss {float(trained.loss):.3g}, update not "
+                f"finite at lr {lr:g}; try a lower lr, or diverged=skip to leave such replies out"
+            )
+    state = aggregate(problem, state._replace(totals=totals), replies)
+    losses = [float(reply.trained.loss) for reply in replies]
+    result: dict[str, Any] = {
+        "round": state.round,
+        "lr": lr,
+        "asked": len(drawn.ids),
+        "replies": len(replies),
+        "loss": float(np.mean(losses)) if losses else None,
+        **state.totals._asdict(),
+    }
+    return state, result | ({"skipped": skipped} if skipped else {})
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One intra-op thread: the same bits on every machine with the same kernels, and no slower on small models."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

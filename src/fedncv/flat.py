@@ -1,0 +1,220 @@
+"""A torch module as pure functions of one flat parameter vector. Nothing else knows about layers.
+
+P   parameters, those of the head last:  x_P[layout.body], x_P[layout.head]
+R   running statistics (BatchNorm's mean and variance): beside the parameters, under their own rule
+B   samples of a batch,  C   outputs,  F   features (what the head is given)
+"""
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedncv.keys import Key, fold, key_for, uniform
+
+Mode = Literal["train", "still", "eval"]
+"""train: batch statistics, the running ones move. still: batch statistics, the running ones stay.
+eval: running statistics, no dropout."""
+
+Factory = Callable[[tuple[int, ...], int], nn.Module]
+"""(shape of one input, number of outputs) -> a module."""
+
+
+class Layout(NamedTuple):
+    """Where each named tensor lies in the flat vectors."""
+
+    names: tuple[str, ...]
+    shapes: tuple[torch.Size, ...]
+    body: slice
+    head: slice
+    buffer_names: tuple[str, ...]
+    buffer_shapes: tuple[torch.Size, ...]
+
+    @property
+    def num_parameters(self) -> int:
+        return int(self.head.stop)
+
+    def slice(self, name: str) -> slice:
+        return {"body": self.body, "head": self.head}[name]
+
+    def unflatten(self, x_P: Tensor, b_R: Tensor) -> dict[str, Tensor]:
+        """Name -> tensor, as in the module's state_dict (without BatchNorm's batch counters)."""
+        parameters = zip(self.names, _split(x_P, self.shapes), strict=True)
+        buffers = zip(self.buffer_names, _split(b_R, self.buffer_shapes), strict=True)
+        return dict([*parameters, *buffers])
+
+
+class Output(NamedTuple):
+    logits_BC: Tensor
+    features_BF: Tensor
+
+
+class KeyedDropout(nn.Module):
+    """nn.Dropout whose mask is a function of the step's key instead of a global generator."""
+
+    def __init__(self, p: float, layer: int) -> None:
+        super().__init__()
+        self.p, self.layer = p, layer
+        self.key: Key | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.p == 0:
+            return x
+        assert self.key is not None, "a training step gives every dropout layer its key"
+        keep = uniform(fold(self.key, self.layer), x.numel(), dtype=torch.float32) >= self.p
+        return x * keep.reshape(x.shape) / (1 - self.p)
+
+
+class Model:
+    """``factory``'s module, initialised from ``seed``, as functions of flat vectors.
+
+    ``example`` is a batch of at least two inputs: a trial pass finds what moves, what the head is given,
+    and whether the module draws random numbers of its own (it is refused then).
+    """
+
+    def __init__(self, factory: Factory, example: Tensor, num_outputs: int, seed: int) -> None:
+        with torch.random.fork_rng(devices=[]):
+            k0, k1 = key_for(seed, "model").tolist()
+            torch.default_generator.manual_seed(k0 | k1 << 32 & 0x7FFF_FFFF_0000_0000)
+            module = factory(tuple(example.shape[1:]), num_outputs)
+        self._dropouts = _replace_dropout(module)
+        for part in module.modules():  # BatchNorm's batch counter only serves momentum=None
+            if getattr(part, "num_batches_tracked", None) is not None:
+                if part.momentum is None:
+                    raise ValueError("BatchNorm with momentum=None keeps a count that cannot be averaged; give it one")
+                part.register_buffer("num_batches_tracked", None)
+        self._module = module.to(device=example.device)
+        if example.is_floating_point():
+            self._module.to(dtype=example.dtype)
+        self._head_name, self._head = _find_head(module)
+        self._head.register_forward_pre_hook(lambda _module, args: setattr(self, "_features", args[0]))
+        self._features = example.new_zeros(0)
+        self._mode_set: bool | None = None
+        moving = _moving(module, example, self._dropouts)
+        inside = {id(p) for p in self._head.parameters()}
+        named = sorted(module.named_parameters(), key=lambda item: id(item[1]) in inside)  # stable: head last
+        if not named:
+            raise ValueError("the model has no parameters: there is nothing to train")
+        size_body = sum(p.numel() for _, p in named if id(p) not in inside)
+        self.layout = Layout(
+            names=tuple(name for name, _ in named),
+            shapes=tuple(p.shape for _, p in named),
+            body=slice(0, size_body),
+            head=slice(size_body, sum(p.numel() for _, p in named)),
+            buffer_names=tuple(moving),
+            buffer_shapes=tuple(b.shape for b in moving.values()),
+        )
+        self.start_P = _flatten([p for _, p in named], like=named[0][1])
+        self.start_R = _flatten(list(moving.values()), like=named[0][1])
+        self.smallest_batch = self._find_smallest_batch(example)
+        logits = self.forward(self.start_P, self.start_R, example, mode="eval")[0].logits_BC
+        if logits.shape[:1] != example.shape[:1]:
+            raise ValueError(f"the model maps {tuple(example.shape)} to {tuple(logits.shape)}: one row each, please")
+
+    def forward(
+        self, x_P: Tensor, b_R: Tensor, inputs: Tensor, *, mode: Mode, key: Key | None = None
+    ) -> tuple[Output, Tensor]:
+        """Logits and features at ``x_P``, and the running statistics afterwards."""
+        training = mode != "eval"
+        if self._mode_set != training:
+            self._module.train(training)
+            self._mode_set = training
+        for dropout in self._dropouts:
+            dropout.key = key
+        tensors = self.layout.unflatten(x_P, b_R)
+        statistics = self.layout.buffer_names
+        if training:  # BatchNorm writes into what it is given
+            tensors |= {name: tensors[name].clone() for name in statistics}
+        logits = functional_call(self._module, tensors, (inputs,))
+        if mode == "train" and statistics:
+            b_R = torch.cat([tensors[name].reshape(-1) for name in statistics])
+        return Output(logits, self._features), b_R
+
+    def head(self, x_P: Tensor, features_BF: Tensor) -> Tensor:
+        """Logits of given features under the head of ``x_P``."""
+        prefix = f"{self._head_name}." if self._head_name else ""
+        named = self.layout.unflatten(x_P, x_P.new_zeros(int(self.start_R.numel())))
+        mine = {n.removeprefix(prefix): t for n, t in named.items() if n.startswith(prefix)}
+        logits = functional_call(self._head, mine, (features_BF,))
+        assert isinstance(logits, Tensor)
+        return logits
+
+    def state_dict(self, x_P: Tensor, b_R: Tensor, offset_C: Tensor | None = None) -> dict[str, Tensor]:
+        """An ordinary state_dict for a fresh module of the same factory; an offset goes into the head's bias."""
+        tensors = {name: t.detach().cpu().contiguous() for name, t in self.layout.unflatten(x_P, b_R).items()}
+        for name in self.layout.buffer_names:
+            if name.endswith("running_mean"):
+                tensors[name.replace("running_mean", "num_batches_tracked")] = torch.tensor(0)
+        if offset_C is not None:
+            bias = f"{self._head_name}.bias"
+            if bias not in tensors:
+                raise ValueError("this client predicts with an offset on its logits, and the head has no bias for it")
+            tensors[bias] = tensors[bias] + offset_C.cpu()
+        return tensors
+
+    def _find_smallest_batch(self, example: Tensor) -> int:
+        try:
+            self.forward(self.start_P, self.start_R, example[:1], mode="still", key=key_for(0, "trial"))
+        except ValueError as error:
+            if "more than 1 value per channel" not in str(error):
+                raise
+            return 2
+        return 1
+
+
+def _split(vector: Tensor, shapes: tuple[torch.Size, ...]) -> list[Tensor]:
+    # one split, not many slices: its backward pass is one concatenation
+    parts = torch.split(vector, [s.numel() for s in shapes])
+    return [t.view(s) for t, s in zip(parts, shapes, strict=True)]
+
+
+def _flatten(tensors: list[Tensor], *, like: Tensor) -> Tensor:
+    return torch.cat([like.new_zeros(0), *(t.detach().reshape(-1) for t in tensors)])
+
+
+def _find_head(module: nn.Module) -> tuple[str, nn.Module]:
+    """The submodule called ``head`` where there is one, otherwise the last one with parameters of its own."""
+    if isinstance(getattr(module, "head", None), nn.Module):
+        return "head", module.get_submodule("head")
+    owners = [name for name, part in module.named_modules() if next(part.parameters(recurse=False), None) is not None]
+    name = owners[-1] if owners else ""
+    return name, module.get_submodule(name)
+
+
+def _replace_dropout(module: nn.Module) -> list[KeyedDropout]:
+    found = [(name, part) for name, part in module.named_modules() if type(part) is nn.Dropout]
+    keyed = []
+    for layer, (name, part) in enumerate(found):
+        parent, _, child = name.rpartition(".")
+        keyed.append(KeyedDropout(part.p, layer))
+        setattr(module.get_submodule(parent), child, keyed[-1])
+    return keyed
+
+
+def _moving(module: nn.Module, example: Tensor, dropouts: list[KeyedDropout]) -> dict[str, Tensor]:
+    """The float buffers that a training pass changes, as they were before it."""
+    before = {name: b.clone() for name, b in module.named_buffers()}
+    for dropout in dropouts:
+        dropout.key = key_for(0, "trial")
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        state = torch.random.get_rng_state()
+        try:
+            module.train()(example)
+        except (RuntimeError, ValueError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise ValueError(f"the model cannot take an input of shape {tuple(example.shape[1:])}: {reason}") from None
+        if not torch.equal(state, torch.random.get_rng_state()):
+            raise ValueError(
+                "the model draws random numbers of its own in training (functional dropout, RReLU, ...): "
+                "runs would not repeat; use nn.Dropout, which is given a keyed draw"
+            )
+    moved = {name: b for name, b in before.items() if not torch.equal(b, module.get_buffer(name))}
+    for name, buffer in moved.items():
+        module.get_buffer(name).copy_(buffer)
+        if not buffer.is_floating_point():
+            raise ValueError(
+                f"the model's buffer {name!r} ({buffer.dtype}) counts in training; only floats can be averaged"
+            )
+    return moved

@@ -1,0 +1,120 @@
+"""SCAFFOLD: stochastic controlled averaging.
+
+    client   y    <- y - lr * (grad_u(y) - c_u + c)       K times, starting from y = x
+             c_u' =  mean gradient at x over u's data     option I (one more pass over the data)
+             c_u' =  c_u - c + (x - y) / (K * lr)         option II
+    server   x    <- x - server_lr * mean_S(x - y_u)
+             c    <- c + 1/N * sum_S(c_u' - c_u)
+
+Karimireddy et al., ICML 2020, https://arxiv.org/abs/1910.06378, Algorithm 1.
+Departures from the paper: with local momentum, K * lr is the sum of the factors with which the gradients
+entered x - y; without momentum they are the same.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedncv.methods.base import (
+    Ask,
+    Batch,
+    Federation,
+    Method,
+    Phase,
+    Replies,
+    ServerAsk,
+    Work,
+    for_all,
+    weighted_sum,
+)
+from fedncv.methods.fedavg import fedavg
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    option: Literal["I", "II"] = "II"
+    """How a client renews its control variate: I, a pass over its data at x; II, from the steps it made."""
+    server_lr: float = 1.0
+    """Server step, above 0; 1 replaces the model by the mean of the local ones."""
+
+    def __post_init__(self) -> None:
+        if not self.server_lr > 0:
+            raise ValueError(f"server_lr must be above 0, not {self.server_lr}")
+
+
+class Server(NamedTuple):
+    x_P: Tensor  # global model
+    c_P: Tensor  # server control variate, the mean of all clients'
+    num_clients: int
+
+
+class Down(NamedTuple):
+    x_P: Tensor
+    c_P: Tensor
+
+
+class Up(NamedTuple):
+    delta_P: Tensor  # x - y
+    dc_P: Tensor  # c_u' - c_u
+
+
+class Sum(NamedTuple):
+    """Option I's pass over the data."""
+
+    g_P: Tensor
+    samples: Tensor
+
+
+def scaffold(config: Config = Config()) -> Method:
+    first_phase = 1 if config.option == "I" else 0
+
+    def init(x_P: Tensor, federation: Federation) -> Server:
+        return Server(x_P, x_P.new_zeros(x_P.shape), federation.num_clients)
+
+    def init_own(_ask: Ask, x_P: Tensor) -> Tensor:
+        return x_P.new_zeros(x_P.shape)  # c_u
+
+    def phases(epochs: int) -> tuple[Phase, ...]:
+        data_pass = (Phase(1, trains=(), mode="still"),) if config.option == "I" else ()
+        return (*data_pass, Phase(epochs))
+
+    def broadcast(server: Server, ids_S: Tensor) -> Down:
+        return Down(for_all(server.x_P, ids_S), for_all(server.c_P, ids_S))
+
+    def begin(_ask: Ask, down: Down, _c_u_P: Tensor) -> tuple[Tensor, Sum]:
+        return down.x_P, Sum(torch.zeros_like(down.x_P), down.x_P.new_zeros(()))
+
+    def direction(ask: Ask, y_P: Tensor, batch: Batch, down: Down, c_u_P: Tensor, scratch: Sum) -> tuple[Tensor, Sum]:
+        g_P = ask.grad(y_P, batch)
+        if ask.phase < first_phase:
+            return g_P, Sum(scratch.g_P + batch.size * g_P, scratch.samples + batch.size)
+        return g_P - c_u_P + down.c_P, scratch
+
+    def finish(_ask: Ask, y_P: Tensor, work: Work, down: Down, c_u_P: Tensor, scratch: Sum) -> tuple[Up, Tensor]:
+        if config.option == "I":
+            new_P = scratch.g_P / scratch.samples
+        else:
+            new_P = c_u_P - down.c_P + (down.x_P - y_P) / work.total_step
+        return Up(down.x_P - y_P, new_P - c_u_P), new_P
+
+    def aggregate(_ask: ServerAsk, server: Server, replies: Replies) -> Server:
+        num_replies = len(replies.ids_S)
+        ones_S = replies.weight_S.new_ones(num_replies)
+        return server._replace(
+            x_P=server.x_P - config.server_lr * weighted_sum(ones_S / num_replies, replies.ups.delta_P),
+            c_P=server.c_P + weighted_sum(ones_S, replies.ups.dc_P) / server.num_clients,
+        )
+
+    return fedavg()._replace(
+        init=init,
+        init_own=init_own,
+        phases=phases,
+        broadcast=broadcast,
+        begin=begin,
+        direction=direction,
+        finish=finish,
+        aggregate=aggregate,
+        reveals={"delta_P": "the client's model update", "dc_P": "how its mean gradient changed"},
+    )

@@ -1,0 +1,272 @@
+"""A run on disk, such that a machine may die at any moment and nothing is lost or counted twice.
+
+    config.toml         complete and resolved
+    metrics.jsonl       one row a round, append-only, without a clock: equal runs give equal bytes
+    timing.jsonl        the clocks
+    state.safetensors   the latest checkpoint: written beside, flushed, renamed; no pickle is ever loaded
+
+A checkpoint knows how long metrics.jsonl was when it was written. Resuming cuts the file back to that and
+goes on, so a resumed run ends with the same bytes as one that was never stopped.
+"""
+
+import json
+import os
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from fedncv.config import RunConfig, from_dict, read_toml, write_toml
+from fedncv.engine.problem import Kept, Problem, State, Totals, keeps, start
+from fedncv.tree import leaves, row, stack, tree_map
+
+CONFIG, METRICS, TIMING, STATE = "config.toml", "metrics.jsonl", "timing.jsonl", "state.safetensors"
+
+
+def write_point(name: str) -> None:
+    """A moment at which dying would hurt most. Tests put a SIGKILL here."""
+
+
+def write_atomically(path: Path, data: bytes, *, name: str) -> None:
+    """The file is the old one or the new one, never a part."""
+    temporary = path.with_name(path.name + ".new")
+    with temporary.open("wb") as file:
+        file.write(data[: len(data) // 2])
+        write_point(f"{name}: half written")
+        file.write(data[len(data) // 2 :])
+        file.flush()
+        os.fsync(file.fileno())
+    write_point(f"{name}: written, not renamed")
+    temporary.replace(path)
+    _sync_folder(path.parent)
+    write_point(f"{name}: renamed")
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+# ---- the folder ----------------------------------------------------------------------------------------
+
+
+def is_run(folder: Path) -> bool:
+    return (folder / CONFIG).is_file()
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """The folder itself if it is a run, otherwise the runs in it."""
+    if not folder.is_dir():
+        raise ValueError(f"there is no folder {folder}")
+    found = [folder] if is_run(folder) else sorted(path.parent for path in folder.glob(f"*/{CONFIG}"))
+    if not found:
+        raise ValueError(f"{folder} holds no run (no {CONFIG} in it or one level below)")
+    return found
+
+
+def create(folder: Path, config: RunConfig, *, overwrite: bool = False) -> None:
+    """A folder with the config in it and nothing else. An existing run is refused unless ``overwrite``."""
+    if is_run(folder):
+        if not overwrite:
+            raise ValueError(
+                f"{folder} already holds a run; go on with `fedncv resume {folder}`, "
+                "repeat it with --overwrite, or choose another --out"
+            )
+        for name in (STATE, METRICS, TIMING, CONFIG):  # the state first: what remains is never a false run
+            (folder / name).unlink(missing_ok=True)
+    elif folder.exists() and any(path.name != CONFIG + ".new" for path in folder.iterdir()):
+        raise ValueError(f"{folder} exists and is not a run; choose another --out")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"cannot make the folder {folder}: {error.strerror}") from None
+    write_atomically(folder / CONFIG, write_toml(config).encode(), name="config")
+
+
+def read_config(folder: Path) -> RunConfig:
+    if not is_run(folder):
+        raise ValueError(f"{folder} is not a run: it has no {CONFIG}")
+    return from_dict(read_toml(folder / CONFIG), where=str(folder / CONFIG))
+
+
+# ---- metrics -------------------------------------------------------------------------------------------
+
+
+def append(folder: Path, name: str, values: dict[str, Any]) -> None:
+    line = json.dumps(values, allow_nan=False).encode() + b"\n"
+    with (folder / name).open("ab", buffering=0) as file:
+        file.write(line[: len(line) // 2])
+        write_point(f"{name}: half a row")
+        file.write(line[len(line) // 2 :])
+    write_point(f"{name}: a row")
+
+
+def read_rows(folder: Path) -> list[dict[str, Any]]:
+    """The rows of metrics.jsonl; a last line cut short by a crash is left out."""
+    path = folder / METRICS
+    if not path.exists():
+        return []
+    lines = path.read_bytes().split(b"\n")
+    rows = []
+    for number, line in enumerate(lines[:-1], start=1):
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            raise ValueError(
+                f"{path}, line {number}, is not a row of metrics; `fedncv resume` cuts damage off"
+            ) from None
+    return rows
+
+
+# ---- checkpoints ---------------------------------------------------------------------------------------
+
+
+class Journal:
+    """Rows and checkpoints of a run that is under way.
+
+    It remembers the latest state whose row is complete, so a checkpoint can be left behind at any moment,
+    in the middle of a round or of a row.
+    """
+
+    def __init__(self, folder: Path, config: RunConfig, state: State) -> None:
+        self._folder, self._config = folder, config
+        self._complete = (state, _size(folder / METRICS))
+
+    def append(self, state: State, row: dict[str, Any], timing: dict[str, Any]) -> None:
+        """The row of the round that led to ``state``."""
+        append(self._folder, METRICS, row)
+        self._complete = (state, _size(self._folder / METRICS))
+        append(self._folder, TIMING, timing)
+
+    def checkpoint(self) -> None:
+        """Save the latest complete state; the rows it stands for are on the disk before it is."""
+        state, length = self._complete
+        metrics = self._folder / METRICS
+        if metrics.exists():
+            with metrics.open("r+b") as file:
+                file.truncate(length)
+                os.fsync(file.fileno())
+        tensors, numbers = _flatten(_storable(state))
+        header = {
+            "numbers": numbers,
+            "metrics_bytes": length,
+            "config": write_toml(self._config),
+            "check": _checksum(tensors),
+        }
+        write_atomically(self._folder / STATE, save(tensors, {"fedncv": json.dumps(header)}), name="state")
+
+    def fail(self, reason: str) -> None:
+        """Keep what is good, and say in the metrics why there is no more; resuming cuts that line off."""
+        self.checkpoint()
+        append(self._folder, METRICS, {"round": self._complete[0].round + 1, "failed": reason})
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def load_state(folder: Path, problem: Problem) -> State:
+    """The latest checkpoint (the start, where there is none yet), with metrics.jsonl cut back to it."""
+    path, metrics = folder / STATE, folder / METRICS
+    if not path.exists():
+        metrics.unlink(missing_ok=True)
+        return start(problem)
+    tensors, header = _read(path)
+    if header["config"] != write_toml(problem.config):
+        raise ValueError(f"{path} belongs to another config than {folder / CONFIG}; restore the one or the other")
+    if _size(metrics) < header["metrics_bytes"]:
+        raise ValueError(f"{metrics} has lost rows that {path.name} stands for; restore it, or repeat with --overwrite")
+    if metrics.exists():
+        os.truncate(metrics, header["metrics_bytes"])
+    return _restore(problem, tensors, header["numbers"])
+
+
+def read_state(folder: Path, problem: Problem) -> State:
+    """The latest checkpoint; nothing is changed."""
+    if not (folder / STATE).exists():
+        raise ValueError(f"{folder} has no {STATE} yet; `fedncv resume {folder}` trains it")
+    tensors, header = _read(folder / STATE)
+    return _restore(problem, tensors, header["numbers"])
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = json.loads((file.metadata() or {})["fedncv"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a dictionary)
+        if header["check"] != _checksum(tensors):
+            raise ValueError("its checksum differs")
+    except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
+        reason = "it is not a fedncv checkpoint" if isinstance(error, KeyError) else str(error) or type(error).__name__
+        raise ValueError(
+            f"{path} cannot be used ({reason}); restore it, or delete it and resume to repeat the run from its start"
+        ) from None
+    return tensors, header
+
+
+def _checksum(tensors: dict[str, Tensor]) -> int:
+    check = 0
+    for name in sorted(tensors):
+        values = bytes(tensors[name].contiguous().reshape(-1).view(torch.uint8).numpy())
+        check = zlib.crc32(values, zlib.crc32(name.encode(), check))
+    return check
+
+
+def _storable(state: State) -> dict[str, Any]:
+    """The state as a tree; what clients keep is stacked, so that it is a few tensors and not thousands."""
+    kept = sorted(state.kept.items())
+    return {
+        "round": state.round,
+        "totals": state.totals,
+        "server": state.server,
+        "buffers": state.buffers,
+        "kept_ids": torch.tensor([u for u, _ in kept], dtype=torch.int64),
+        "kept": stack([each for _, each in kept]) if kept else (),
+    }
+
+
+def _flatten(tree: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    tensors, numbers = {}, {}
+    for path, leaf in leaves(tree):
+        if isinstance(leaf, Tensor):
+            tensors[path] = leaf.detach().cpu().contiguous().clone()
+        else:
+            numbers[path] = leaf
+    return tensors, numbers
+
+
+def _fill(template: Any, path: str, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> Any:
+    """The tree of the template's form with the stored leaves."""
+    if isinstance(template, Tensor):
+        return tensors[path].to(template.device)
+    if isinstance(template, tuple):
+        names: Iterable[Any] = getattr(template, "_fields", range(len(template)))
+        parts = [_fill(part, f"{path}.{name}", tensors, numbers) for name, part in zip(names, template, strict=True)]
+        return type(template)(*parts) if hasattr(template, "_fields") else tuple(parts)
+    if isinstance(template, dict):
+        return {name: _fill(part, f"{path}.{name}", tensors, numbers) for name, part in template.items()}
+    return numbers[path]
+
+
+def _restore(problem: Problem, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> State:
+    fresh = start(problem)
+    ids = tensors["kept_ids"].tolist()
+    kept: dict[int, Kept] = {}
+    if ids:
+        stacked = _fill(keeps(problem, fresh, ids[0]), "kept", tensors, numbers)
+        kept = {u: tree_map(torch.clone, row(stacked, i)) for i, u in enumerate(ids)}
+    return State(
+        round=numbers["round"],
+        server=_fill(fresh.server, "server", tensors, numbers),
+        buffers=_fill(fresh.buffers, "buffers", tensors, numbers),
+        kept=kept,
+        totals=_fill(Totals(), "totals", tensors, numbers),
+    )

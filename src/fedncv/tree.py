@@ -1,0 +1,59 @@
+"""Trees: tensors, or tuples, NamedTuples and dictionaries of trees; other leaves pass through untouched.
+
+Messages and states are trees, so that a method can give its parts names and an engine can stack, slice,
+count and store them without knowing what they are.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Tree = Any
+
+
+def tree_map(function: Callable[..., Any], *trees: Tree) -> Tree:
+    """``function`` on the tensors of one tree, or on the corresponding tensors of several of one form."""
+    first = trees[0]
+    if isinstance(first, Tensor):
+        return function(*trees)
+    if isinstance(first, dict):
+        return {key: tree_map(function, *(tree[key] for tree in trees)) for key in first}
+    if isinstance(first, tuple):
+        parts = [tree_map(function, *parts) for parts in zip(*trees, strict=True)]
+        return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
+    return first
+
+
+def stack(trees: list[Tree]) -> Tree:
+    """One tree with a leading axis, from many of one form."""
+    return tree_map(lambda *tensors: torch.stack(tensors), *trees)
+
+
+def row(tree: Tree, i: int) -> Tree:
+    """The i-th along the leading axis of every tensor."""
+    return tree_map(lambda tensor: tensor[i], tree)
+
+
+def leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, Any]]:
+    """(path, leaf) for every leaf, with the names of fields in the path."""
+    if isinstance(tree, dict):
+        items = list(tree.items())
+    elif isinstance(tree, tuple):
+        items = list(zip(getattr(tree, "_fields", range(len(tree))), tree, strict=True))
+    else:
+        yield path, tree
+        return
+    for name, part in items:
+        yield from leaves(part, f"{path}.{name}" if path else str(name))
+
+
+def num_bytes(tree: Tree) -> int:
+    """What the tree's numbers take on the wire; a Python number counts eight."""
+    return sum(leaf.numel() * leaf.element_size() if isinstance(leaf, Tensor) else 8 for _, leaf in leaves(tree))
+
+
+def all_finite(tree: Tree) -> bool:
+    tensors = (leaf for _, leaf in leaves(tree) if isinstance(leaf, Tensor) and leaf.is_floating_point())
+    return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
