@@ -25,15 +25,18 @@ from fedncv.data.partition import (
 from fedncv.data.registry import DATASETS, Entry
 from fedncv.data.split import Clients, split
 from fedncv.data.statistics import Statistics, label_counts, prior_accuracy, statistics
+from fedncv.data.stream import Stream, arrivals
 
 __all__ = [
     "DATASETS",
     "PARTITIONS",
+    "STREAMS",
     "Clients",
     "Dataset",
     "Entry",
     "Parts",
     "Statistics",
+    "Stream",
     "divide",
     "from_arrays",
     "from_table",
@@ -56,6 +59,8 @@ PARTITIONS: Mapping[str, Callable[..., Parts]] = {
     "iid": iid,
     "natural": natural,
 }
+
+STREAMS: Mapping[str, Callable[..., Stream]] = {"arrivals": arrivals}
 
 
 def divide(dataset: Dataset, text: str, *, num_clients: int, seed: int) -> Parts:

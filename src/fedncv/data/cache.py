@@ -15,11 +15,13 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fedncv.data.dataset import Dataset
 from fedncv.data.raw import Moments, Raw
@@ -79,10 +81,14 @@ def write_entry(
         raise _cannot(entry, error) from None
     try:
         n, moments = 0, Moments(shape[0])
-        with (half / "images.u8").open("wb") as images_file, (half / "labels.i64").open("wb") as labels_file:
+        # Unbuffered: a buffer would be written when the file is closed, where a full disk is not expected.
+        with (
+            (half / "images.u8").open("wb", buffering=0) as images_file,
+            (half / "labels.i64").open("wb", buffering=0) as labels_file,
+        ):
             for images, labels in pieces:
-                _put(images_file, np.ascontiguousarray(images).data, entry)
-                _put(labels_file, labels.astype("<i8").data, entry)
+                _put(images_file, np.ascontiguousarray(images), entry)
+                _put(labels_file, labels.astype("<i8"), entry)
                 moments.add(images)
                 n += len(labels)
             _sync(images_file, entry)
@@ -95,7 +101,7 @@ def write_entry(
         mean, std = moments.values()
         about: dict[str, Any] = {"format": FORMAT, "n": n, "shape": shape, "num_classes": num_classes}
         about |= {"mean": mean, "std": std}
-        with (half / "about.json").open("wb") as about_file:
+        with (half / "about.json").open("wb", buffering=0) as about_file:
             _put(about_file, json.dumps(about).encode(), entry)
             _sync(about_file, entry)
         _rename(half, entry)
@@ -103,16 +109,17 @@ def write_entry(
         shutil.rmtree(half, ignore_errors=True)
 
 
-def _put(file: BinaryIO, data: bytes | memoryview, entry: Path) -> None:
+def _put(file: FileIO, data: bytes | NDArray[Any], entry: Path) -> None:
+    left = memoryview(data).cast("B")
     try:
-        file.write(data)
+        while left:
+            left = left[file.write(left) :]
     except OSError as error:
         raise _cannot(entry, error) from None
 
 
-def _sync(file: BinaryIO, entry: Path) -> None:
+def _sync(file: FileIO, entry: Path) -> None:
     try:
-        file.flush()
         os.fsync(file.fileno())
     except OSError as error:
         raise _cannot(entry, error) from None

@@ -113,7 +113,6 @@ class _Unpickler(pickle.Unpickler):
     ADMITTED = frozenset(
         {
             ("numpy.core.multiarray", "_reconstruct"),
-            ("numpy._core.multiarray", "_reconstruct"),  # the same, as NumPy 2 writes it
             ("numpy", "ndarray"),
             ("numpy", "dtype"),
         }

@@ -5,11 +5,13 @@ what ``Dataset.save_to_disk`` wrote, or the original files where the hub has the
 """
 
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 
@@ -45,6 +47,17 @@ def download(entry: Entry) -> Iterator[Raw]:
             yield from rows(fetch_split(hub, split), entry, hub)
 
 
+def reach(hub: Hub) -> None:
+    """ValueError at once where there is no network: the library would try for half a minute, line by line."""
+    if any(name.lower() in ("https_proxy", "all_proxy") for name in os.environ):
+        return  # then only the proxy knows
+    host = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
+    try:
+        socket.create_connection((host.hostname or "", host.port or 443), timeout=10).close()
+    except OSError as error:
+        raise ValueError(f"cannot download {hub.id}, {host.netloc} is out of reach ({error})") from None
+
+
 def stand_in(hub: Hub) -> Path | None:
     folder = os.environ.get("FEDNCV_HUB")
     return Path(folder).expanduser() / hub.id if folder else None
@@ -55,6 +68,7 @@ def fetch_files(hub: Hub, files: tuple[str, ...]) -> Path:
     if local := stand_in(hub):
         return local
     library = import_module("huggingface_hub")
+    reach(hub)
     patterns = list(files)
     return Path(
         library.snapshot_download(
@@ -70,6 +84,7 @@ def fetch_split(hub: Hub, split: str) -> Any:
         if not local.exists():
             raise ValueError(f"{hub.id} is not in the stand-in for the hub, {local} (FEDNCV_HUB)")
         return datasets.load_from_disk(str(local))[split]
+    reach(hub)
     return datasets.load_dataset(hub.id, hub.config, split=split, cache_dir=str(cache_folder() / "hub"))
 
 

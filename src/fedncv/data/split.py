@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
-from fedncv import keys
+from fedncv.data.keyed import numbers, places
 from fedncv.data.owners import Indices
 
 
@@ -51,10 +50,8 @@ def split(parts: Sequence[Indices], test_share: float, seed: int) -> Clients:
     if not sizes.all():
         raise ValueError(f"client {int(np.argmin(sizes))} has no samples; merge it or raise min_samples")
     share = num_test(sizes, test_share)
-    client = np.repeat(np.arange(len(sizes)), sizes)
-    starts = np.cumsum(sizes) - sizes
-    place = np.arange(len(client)) - starts[client]  # 0, 1, ... within each client
-    order = np.lexsort((place, _numbers(client, place, len(sizes), seed), client))
+    client, place = places(sizes)
+    order = np.lexsort((numbers(sizes, seed, "split"), client))
     in_test = np.zeros(len(client), dtype=bool)
     in_test[order] = place < share[client]
 
@@ -62,13 +59,3 @@ def split(parts: Sequence[Indices], test_share: float, seed: int) -> Clients:
     test = np.split(sample[in_test], np.cumsum(share)[:-1])
     train = np.split(sample[~in_test], np.cumsum(sizes - share)[:-1])
     return Clients(train, test)
-
-
-def _numbers(client: Indices, place: Indices, num_clients: int, seed: int) -> Indices:
-    """The number that ``keys.permutation`` sorts by, of each sample under its client's key."""
-    key = keys.key_for(seed, "split", 0, torch.arange(num_clients))[torch.from_numpy(client)]
-    counter = torch.from_numpy(place)
-    zero = torch.zeros_like(counter)
-    c0, c1, _, _ = keys.philox(key, counter, zero, zero, zero)
-    numbers: Indices = ((c0 << 31) | (c1 >> 1)).numpy()
-    return numbers

@@ -1,0 +1,88 @@
+"""``fedncv datasets``: what can be loaded, what is at hand, and what to put where."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from fedncv import spec
+from fedncv.data import DATASETS, Entry
+from fedncv.data.cache import cache_folder, open_entry
+from fedncv.data.load import data_folder, find, remedy
+from fedncv.data.table import markdown
+
+COLUMNS = ("name", "dataset", "shape", "classes", "images", "at hand", "description")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    """The datasets by name, or all about one of them."""
+
+    name: Annotated[str | None, tyro.conf.Positional] = None
+    """One dataset: its files, checksums, hub id and what was verified."""
+    data_dir: str | None = None
+    """Folder with the original files; default FEDNCV_DATA, then the cache folder."""
+    markdown: bool = False
+    """Print Table 2 of the paper, as generated from the registry, for docs/datasets.md."""
+
+
+def main(argv: list[str]) -> int:
+    args = tyro.cli(Args, args=argv, prog="fedncv datasets")
+    if args.markdown:
+        print(markdown(), end="")
+        return 0
+    try:
+        root = data_folder(args.data_dir)
+        if args.name is None:
+            show([row(name, entry, root) for name, entry in DATASETS.items()])
+            return 0
+        if args.name not in DATASETS:
+            raise ValueError(spec.nearest(args.name, DATASETS, what="dataset"))
+    except ValueError as error:
+        print(f"fedncv datasets: {error}", file=sys.stderr)
+        return 2
+    print("\n".join(about(args.name, DATASETS[args.name], root)))
+    return 0
+
+
+def at_hand(name: str, entry: Entry, root: Path) -> str:
+    """Whether loading needs a download."""
+    if not entry.files:
+        return "built in"
+    if (source := find(entry, root)) is not None:
+        return str(source)
+    return "cache" if open_entry(cache_folder() / "decoded" / f"{name}-hub", name) else "no"
+
+
+def row(name: str, entry: Entry, root: Path) -> tuple[str, ...]:
+    shape = "x".join(map(str, entry.shape))
+    numbers = f"{entry.num_classes}", f"{entry.num_images:,}"
+    return name, entry.title, shape, *numbers, at_hand(name, entry, root), entry.description
+
+
+def about(name: str, entry: Entry, root: Path) -> list[str]:
+    """All that is known of one dataset, a fact a line."""
+    lines = [f"{label}: {value}" for label, value in zip(COLUMNS, row(name, entry, root), strict=True)]
+    if entry.files:
+        lines.append(f"by hand: {remedy(entry, root)}")
+    if entry.hub:
+        lines.append(f"hub id: {entry.hub.id} (downloaded where no files are found, with the extra hub)")
+    lines += [f"md5: {md5}  {file}" for file, md5 in entry.md5.items()]
+    return [*lines, f"home: {entry.home}", f"verified: {entry.checked}"]
+
+
+def show(rows: list[tuple[str, ...]]) -> None:
+    """A table on a terminal, tab-separated lines elsewhere."""
+    if sys.stdout.isatty():
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table(*COLUMNS)
+        for cells in rows:
+            table.add_row(*cells)
+        Console().print(table)
+    else:
+        for cells in [COLUMNS, *rows]:
+            print("\t".join(cells))

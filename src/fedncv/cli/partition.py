@@ -1,0 +1,89 @@
+"""``fedncv partition``: who holds what, as numbers and as a picture."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import tyro
+
+from fedncv.data import Clients, Dataset, Statistics, divide, load, prior_accuracy, split, statistics
+from fedncv.data.owners import Floats, Indices
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    """Draw who holds what: clients x classes."""
+
+    data: str = "digits"
+    """Dataset by name (see: fedncv datasets), or folder:path=...,size=...,channels=..."""
+    data_dir: str | None = None
+    """Folder with the original files; default FEDNCV_DATA, then the cache folder."""
+    partition: str = "dirichlet:alpha=0.1"
+    """dirichlet, dirichlet_equal, dirichlet_sizes, lognormal_sizes, classes, shards, iid or natural, with
+    knobs as in dirichlet:alpha=0.1,min_samples=10."""
+    clients: int = 100
+    """Number of clients, at least 1."""
+    test_share: float = 0.25
+    """Share of each client's samples that it tests on, at least 0 and below 1."""
+    seed: int = 0
+    """Seed of the partition and of the split."""
+    out: Path = Path("partition.png")
+    """Where the picture goes; the suffix says the format (png, svg, pdf)."""
+
+
+def main(argv: list[str]) -> int:
+    args = tyro.cli(Args, args=argv, prog="fedncv partition")
+    try:
+        dataset = load(args.data, args.data_dir)
+        parts = divide(dataset, args.partition, num_clients=args.clients, seed=args.seed)
+        clients = split(parts, args.test_share, args.seed)
+        stats = statistics(dataset.labels.numpy(), parts, dataset.num_classes)
+        rows = summary(dataset, stats, clients)
+        # Imported here: drawing is the one thing that needs matplotlib.
+        from fedncv.data.picture import draw
+
+        draw(stats, f"{args.data}, {args.partition}, {args.clients:,} clients, seed {args.seed}", args.out)
+    except ValueError as error:
+        print(f"fedncv partition: {error}", file=sys.stderr)
+        return 2
+    show(rows)
+    print(f"picture: {args.out}")
+    return 0
+
+
+def summary(dataset: Dataset, stats: Statistics, clients: Clients) -> list[tuple[str, str]]:
+    """What is printed, line by line: a name and a value."""
+    held = (stats.counts > 0).sum(axis=1)
+    prior = prior_accuracy(dataset.labels.numpy(), clients, dataset.num_classes)
+    return [
+        ("samples", f"{stats.sizes.sum():,} of {dataset.num_classes} classes"),
+        ("clients", f"{len(stats.sizes):,}"),
+        ("samples per client", spread(stats.sizes, "{:,.0f}")),
+        ("classes per client", spread(held, "{:,.0f}")),
+        ("label entropy (bits)", f"{spread(stats.entropy, '{:.2f}')}, at most {np.log2(dataset.num_classes):.2f}"),
+        ("earth mover's distance to the pool", spread(stats.distance, "{:.2f}")),
+        ("samples moved to reach the minimum", f"{stats.moved:,}"),
+        ("training, test samples", f"{sum(map(len, clients.train)):,}, {sum(map(len, clients.test)):,}"),
+        ("accuracy of the label prior alone", f"{100 * prior:.2f} %"),
+    ]
+
+
+def spread(values: Indices | Floats, form: str) -> str:
+    low, middle, high = np.quantile(values, [0, 0.5, 1])
+    return f"{form.format(low)} to {form.format(high)}, median {form.format(middle)}"
+
+
+def show(rows: list[tuple[str, str]]) -> None:
+    """A table on a terminal, plain lines elsewhere."""
+    if sys.stdout.isatty():
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table(show_header=False)
+        for row in rows:
+            table.add_row(*row)
+        Console().print(table)
+    else:
+        for name, value in rows:
+            print(f"{name}: {value}")
