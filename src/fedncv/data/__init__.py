@@ -37,6 +37,7 @@ __all__ = [
     "Parts",
     "Statistics",
     "Stream",
+    "arrivals",
     "divide",
     "from_arrays",
     "from_table",

@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from fedncv.data.dataset import Dataset
 from fedncv.data.raw import Moments, Raw
@@ -87,8 +86,8 @@ def write_entry(
             (half / "labels.i64").open("wb", buffering=0) as labels_file,
         ):
             for images, labels in pieces:
-                _put(images_file, np.ascontiguousarray(images), entry)
-                _put(labels_file, labels.astype("<i8"), entry)
+                _put(images_file, images.tobytes(), entry)
+                _put(labels_file, labels.astype("<i8").tobytes(), entry)
                 moments.add(images)
                 n += len(labels)
             _sync(images_file, entry)
@@ -109,8 +108,8 @@ def write_entry(
         shutil.rmtree(half, ignore_errors=True)
 
 
-def _put(file: FileIO, data: bytes | NDArray[Any], entry: Path) -> None:
-    left = memoryview(data).cast("B")
+def _put(file: FileIO, data: bytes, entry: Path) -> None:
+    left = memoryview(data)
     try:
         while left:
             left = left[file.write(left) :]

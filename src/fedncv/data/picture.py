@@ -1,8 +1,9 @@
 """Who holds what, as a picture: clients from left to right, classes from top to bottom.
 
 The colour is the share of a client's samples that are of the class, white where it has none; above it stands
-how many samples the client has. Up to 30 clients are drawn in their own order with their counts written in; more are sorted by
-their largest class, so that what they have in common shows; of more than 2,000 every so-manieth is drawn.
+how many samples the client has. Up to 30 clients are drawn in their own order with their counts written in;
+more are sorted by their largest class, so that what they have in common shows; of more than 2,000 only as
+many are drawn, evenly spaced in that order.
 """
 
 from pathlib import Path
