@@ -1,0 +1,52 @@
+"""Weighted collections of units: shape and value checks, weights shaped to multiply, safe ratios.
+
+Shapes: U = units (samples, batches or clients), P = parameters (any trailing shape).
+"""
+
+import torch
+from torch import Tensor
+
+
+def readable(x: Tensor) -> bool:
+    """True where looking at a value costs nothing.
+
+    Under ``torch.func.vmap`` a tensor has no single value, and reading one from a GPU would stop the
+    stream, so value checks are made for plain tensors in main memory only.
+    """
+    return x.device.type == "cpu" and not torch._C._functorch.is_functorch_wrapped_tensor(x)
+
+
+def check_same_shape(a: Tensor, b: Tensor) -> None:
+    if a.shape != b.shape:
+        raise ValueError(f"shapes differ: {tuple(a.shape)} and {tuple(b.shape)}")
+
+
+def check_sizes(n_U: Tensor, a_UP: Tensor) -> None:
+    """Raise unless there is one size a unit and none is negative."""
+    if n_U.ndim != 1 or len(n_U) != len(a_UP):
+        raise ValueError(f"{len(a_UP)} units need sizes of shape ({len(a_UP)},), got {tuple(n_U.shape)}")
+    if readable(n_U) and bool((n_U < 0).any()):
+        raise ValueError(f"sizes must not be negative, got {n_U.min().item()}")
+
+
+def check_weights(w_U: Tensor, a_UP: Tensor) -> None:
+    """Raise unless the sizes are weights: they sum to one, up to the rounding of their own sum."""
+    check_sizes(w_U, a_UP)
+    if readable(w_U):
+        total = w_U.sum().item()
+        if abs(total - 1.0) > len(w_U) * torch.finfo(w_U.dtype).eps:
+            raise ValueError(f"weights must sum to one, got {total}")
+
+
+def column(w_U: Tensor, a_UP: Tensor) -> Tensor:
+    """w_U in a's dtype, with as many trailing axes of length one as it takes to multiply a_UP."""
+    return w_U.to(a_UP.dtype).reshape(-1, *(1 for _ in a_UP.shape[1:]))
+
+
+def ratio(x: Tensor, y: Tensor) -> Tensor:
+    """x / y where y > 0, and 0 where there is nothing to divide by.
+
+    The inner ``where`` keeps the unused branch finite, so that its derivative is, too.
+    """
+    positive = y > 0
+    return torch.where(positive, x / torch.where(positive, y, 1.0), 0.0)
