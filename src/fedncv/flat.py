@@ -5,6 +5,7 @@ R   running statistics (BatchNorm's mean and variance): beside the parameters, u
 B   samples of a batch,  C   outputs,  F   features (what the head is given)
 """
 
+import copy
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
@@ -67,6 +68,12 @@ class KeyedDropout(nn.Module):
         return x * keep.reshape(x.shape) / (1 - self.p)
 
 
+class Weighted(nn.Module):
+    """A layer that looks across the samples of a batch, and is told which are samples and which padding."""
+
+    weight_B: Tensor | None = None
+
+
 class Model:
     """``factory``'s module, initialised from ``seed``, as functions of flat vectors.
 
@@ -79,20 +86,18 @@ class Model:
             k0, k1 = key_for(seed, "model").tolist()
             torch.default_generator.manual_seed(k0 | k1 << 32 & 0x7FFF_FFFF_0000_0000)
             module = factory(tuple(example.shape[1:]), num_outputs)
-        self._dropouts = _replace_dropout(module)
+        dropouts = _replace_dropout(module)
         for part in module.modules():  # BatchNorm's batch counter only serves momentum=None
             if getattr(part, "num_batches_tracked", None) is not None:
                 if part.momentum is None:
                     raise ValueError("BatchNorm with momentum=None keeps a count that cannot be averaged; give it one")
                 part.register_buffer("num_batches_tracked", None)
-        self._module = module.to(device=example.device)
+        module.to(device=example.device)
         if example.is_floating_point():
-            self._module.to(dtype=example.dtype)
-        self._head_name, self._head = _find_head(module)
-        self._head.register_forward_pre_hook(lambda _module, args: setattr(self, "_features", args[0]))
+            module.to(dtype=example.dtype)
         self._features = example.new_zeros(0)
-        self._mode_set: bool | None = None
-        moving = _moving(module, example, self._dropouts)
+        self._take(module)
+        moving = _moving(module, example, dropouts)
         inside = {id(p) for p in self._head.parameters()}
         named = sorted(module.named_parameters(), key=lambda item: id(item[1]) in inside)  # stable: head last
         if not named:
@@ -113,8 +118,34 @@ class Model:
         if logits.shape[:1] != example.shape[:1]:
             raise ValueError(f"the model maps {tuple(example.shape)} to {tuple(logits.shape)}: one row each, please")
 
+    def _take(self, module: nn.Module) -> None:
+        self._module = module
+        self._dropouts = [part for part in module.modules() if isinstance(part, KeyedDropout)]
+        self._weighted = [part for part in module.modules() if isinstance(part, Weighted)]
+        self._head_name, self._head = _find_head(module)
+        self._head._forward_pre_hooks.clear()
+        self._head.register_forward_pre_hook(lambda _module, args: setattr(self, "_features", args[0]))
+        self._mode_set: bool | None = None
+
+    def changed(self, change: Callable[[nn.Module], None]) -> "Model":
+        """A copy whose module went through ``change``: the same names and shapes, other arithmetic."""
+        for dropout in self._dropouts:
+            dropout.key = None
+        other = copy.copy(self)
+        module = copy.deepcopy(self._module)
+        change(module)
+        other._take(module)
+        return other
+
     def forward(
-        self, x_P: Tensor, b_R: Tensor, inputs: Tensor, *, mode: Mode, key: Key | None = None
+        self,
+        x_P: Tensor,
+        b_R: Tensor,
+        inputs: Tensor,
+        *,
+        mode: Mode,
+        key: Key | None = None,
+        weight_B: Tensor | None = None,
     ) -> tuple[Output, Tensor]:
         """Logits and features at ``x_P``, and the running statistics afterwards."""
         training = mode != "eval"
@@ -123,6 +154,8 @@ class Model:
             self._mode_set = training
         for dropout in self._dropouts:
             dropout.key = key
+        for part in self._weighted:
+            part.weight_B = weight_B
         tensors = self.layout.unflatten(x_P, b_R)
         statistics = self.layout.buffer_names
         if training:  # BatchNorm writes into what it is given

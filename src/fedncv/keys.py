@@ -59,7 +59,9 @@ def key_for(seed: int, purpose: str, round: int = 0, client: int | Tensor = 0) -
 
 def fold(key: Key, number: int | Tensor) -> Key:
     """Another key, for the ``number``-th part (step, epoch, layer) of what ``key`` is for."""
-    number = torch.as_tensor(number, device=key.device)
+    if not isinstance(number, Tensor):
+        number = torch.full((), number, dtype=torch.int64, device=key.device)  # a fill: a CUDA graph can hold it
+    number = number.to(key.device)
     zero = torch.zeros_like(number)
     c0, c1, _, _ = philox(key, number, zero, zero, zero + WORD)  # the last word keeps folds apart from bits
     return torch.stack([c0, c1], dim=-1)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedncv.engine.local import train
-from fedncv.engine.problem import Problem, State, arrivals
+from fedncv.engine.problem import Arrival, Problem, State, arrivals
 
 CHUNK = 1024  # test samples in one forward pass
 
@@ -56,39 +56,61 @@ def score(problem: Problem, u: int, x_P: Tensor, buffers_R: Tensor, offset_C: Te
 
 def before(problem: Problem, state: State) -> dict[str, Any]:
     """Scores of all clients on arrival, and of the shared model where there is one."""
-    method, sizes = problem.method, _test_sizes(problem)
+    sizes = test_sizes(problem)
     totals, pooled = np.zeros(len(sizes)), np.zeros(len(sizes))
-    shared_P = method.shared(state.server) if problem.buffer_rule == "averaged" else None
+    shared_P = shared_model(problem, state)
     for arrival in arrivals(problem, state, np.flatnonzero(sizes)):
-        u, down, buffers_R, kept = arrival
-        ask = problem.ask(u, buffers_R, state.round)
-        y_P, _ = method.begin(ask, down, kept.own)
-        x_P, offset_C = method.predict(ask, y_P, down, kept.own)
-        totals[u] = score(problem, u, x_P, buffers_R, offset_C)
-        if shared_P is not None:
-            same = offset_C is None and torch.equal(x_P, shared_P)
-            pooled[u] = totals[u] if same else score(problem, u, shared_P, state.buffers, None)
-    summary = Scores(totals, sizes).summary("before")
-    if shared_P is not None and summary:
-        summary["pooled"] = float(pooled.sum() / sizes.sum())
+        totals[arrival.client], pooled[arrival.client] = score_before(problem, state.round, arrival, shared_P)
+    return summary_before(totals, sizes, None if shared_P is None else pooled)
+
+
+def score_before(problem: Problem, round: int, arrival: Arrival, shared_P: Tensor | None) -> tuple[float, float]:
+    """Sums of scores of one client: with its model on arrival, and with the shared one if there is one."""
+    u, down, buffers_R, kept = arrival
+    ask = problem.ask(u, buffers_R, round)
+    y_P, _ = problem.method.begin(ask, down, kept.own)
+    x_P, offset_C = problem.method.predict(ask, y_P, down, kept.own)
+    total = score(problem, u, x_P, buffers_R, offset_C)
+    if shared_P is None or (offset_C is None and torch.equal(x_P, shared_P)):
+        return total, total
+    return total, score(problem, u, shared_P, buffers_R, None)
+
+
+def summary_before(
+    total_N: NDArray[np.float64], samples_N: NDArray[np.int64], pooled_N: NDArray[np.float64] | None
+) -> dict[str, Any]:
+    summary = Scores(total_N, samples_N).summary("before")
+    if pooled_N is not None and summary:
+        summary["pooled"] = float(pooled_N.sum() / samples_N.sum())
     return summary
 
 
 def after(problem: Problem, state: State) -> dict[str, Any]:
     """Scores of all clients after a local training that nobody keeps and that is not counted as work."""
-    method, sizes = problem.method, _test_sizes(problem)
+    sizes = test_sizes(problem)
     totals = np.zeros(len(sizes))
     for arrival in arrivals(problem, state, np.flatnonzero(sizes)):
-        u, down, buffers_R, kept = arrival
-        trained = train(problem, state.round, arrival)
-        if trained is None:  # too little data for a single step: the client stays with what it got
-            y_P, _ = method.begin(problem.ask(u, buffers_R, state.round), down, kept.own)
-        else:
-            y_P, buffers_R, kept = trained.y_P, trained.buffers_R, trained.kept
-        x_P, offset_C = method.predict(problem.ask(u, buffers_R, state.round), y_P, down, kept.own)
-        totals[u] = score(problem, u, x_P, buffers_R, offset_C)
+        totals[arrival.client] = score_after(problem, state.round, arrival)
     return Scores(totals, sizes).summary("after")
 
 
-def _test_sizes(problem: Problem) -> NDArray[np.int64]:
+def score_after(problem: Problem, round: int, arrival: Arrival) -> float:
+    """Sum of scores of one client after its local training."""
+    method = problem.method
+    u, down, buffers_R, kept = arrival
+    trained = train(problem, round, arrival)
+    if trained is None:  # too little data for a single step: the client stays with what it got
+        y_P, _ = method.begin(problem.ask(u, buffers_R, round), down, kept.own)
+    else:
+        y_P, buffers_R, kept = trained.y_P, trained.buffers_R, trained.kept
+    x_P, offset_C = method.predict(problem.ask(u, buffers_R, round), y_P, down, kept.own)
+    return score(problem, u, x_P, buffers_R, offset_C)
+
+
+def shared_model(problem: Problem, state: State) -> Tensor | None:
+    """The one model all clients share, where they share its running statistics too."""
+    return problem.method.shared(state.server) if problem.buffer_rule == "averaged" else None
+
+
+def test_sizes(problem: Problem) -> NDArray[np.int64]:
     return np.array([len(test) for test in problem.clients.test])

@@ -56,7 +56,7 @@ class Problem(NamedTuple):
             buffers_R,
             client=self.client(u),
             round=round,
-            key=key_for(self.config.seed, "client", round, u),
+            key=key_for(self.config.seed, "client", round, u).to(buffers_R.device),
             num_batches=-(-len(self.clients.train[u]) // self.config.batch_size),
         )
 
@@ -180,13 +180,17 @@ def arrivals(problem: Problem, state: State, ids: sampling.Ids) -> Iterator[Arri
     """The server's messages to these clients, each beside what the client has kept."""
     if not len(ids):
         return
-    ids_S = torch.from_numpy(ids)
+    down_S, b_SR = messages(problem, state, ids)
+    for i, u in enumerate(ids.tolist()):
+        kept = keeps(problem, state, u)
+        yield Arrival(u, row(down_S, i), kept.buffers_R if problem.buffer_rule == "personal" else b_SR[i], kept)
+
+
+def messages(problem: Problem, state: State, ids: sampling.Ids) -> tuple[Any, Tensor]:
+    """What the server sends to these clients, stacked: the method's message and the running statistics."""
+    ids_S = torch.from_numpy(ids).to(problem.model.start_P.device)
     down_S = problem.method.broadcast(state.server, ids_S)
     rule = problem.buffer_rule
     if isinstance(rule, BufferRule):
-        b_SR = rule.broadcast(state.buffers, state.server, ids_S)
-    else:
-        b_SR = for_all(state.buffers, ids_S)
-    for i, u in enumerate(ids.tolist()):
-        kept = keeps(problem, state, u)
-        yield Arrival(u, row(down_S, i), kept.buffers_R if rule == "personal" else b_SR[i], kept)
+        return down_S, rule.broadcast(state.buffers, state.server, ids_S)
+    return down_S, for_all(state.buffers, ids_S)

@@ -1,6 +1,6 @@
 """The reference engine: one client after the other. Every other engine is tested against this one."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -33,6 +33,15 @@ class Reply(NamedTuple):
     trained: Trained
 
 
+class Outcome(NamedTuple):
+    """What became of one client that was asked."""
+
+    client: int
+    received_bytes: int
+    trained: Trained | None  # None: no answer, or no step to report
+    finite: bool = True
+
+
 def draw(problem: Problem, round: int) -> Draw:
     config, n = problem.config, problem.federation.num_clients
     rng = generator(config.seed, "clients", round)
@@ -52,11 +61,12 @@ def collect(problem: Problem, replies: list[Reply]) -> tuple[Replies, Tensor]:
     """The replies and their running statistics in the order of their ids, whatever order they came in."""
     replies = sorted(replies, key=lambda reply: reply.client)
     ids_S = torch.tensor([reply.client for reply in replies])
+    device = problem.model.start_P.device
     collected = Replies(
         ups=stack([reply.trained.up for reply in replies]),
-        ids_S=ids_S,
-        sizes_S=problem.federation.sizes_N[ids_S],
-        inclusion_S=torch.from_numpy(problem.inclusion_N)[ids_S] * (1 - problem.config.dropout),
+        ids_S=ids_S.to(device),
+        sizes_S=problem.federation.sizes_N.cpu()[ids_S].to(device),
+        inclusion_S=(torch.from_numpy(problem.inclusion_N)[ids_S] * (1 - problem.config.dropout)).to(device),
     )
     return collected, torch.stack([reply.trained.buffers_R for reply in replies])
 
@@ -79,7 +89,7 @@ def aggregate(problem: Problem, state: State, replies: list[Reply]) -> State:
         buffers = rule.aggregate(buffers, state.server, b_SR, collected)
     elif rule == "averaged":
         buffers = weighted_sum(collected.weight_S, b_SR)
-    ask = ServerAsk(problem.model, t, key_for(problem.config.seed, "server", t))
+    ask = ServerAsk(problem.model, t, key_for(problem.config.seed, "server", t).to(b_SR.device))
     return state._replace(
         server=problem.method.aggregate(ask, state.server, collected),
         buffers=buffers,
@@ -89,27 +99,34 @@ def aggregate(problem: Problem, state: State, replies: list[Reply]) -> State:
 
 def run_round(problem: Problem, state: State, drawn: Draw | None = None) -> tuple[State, dict[str, Any]]:
     """One round: (state, row of metrics). ``drawn`` replaces the keyed draw of clients."""
-    t = state.round
-    drawn = drawn or draw(problem, t)
+    drawn = drawn or draw(problem, state.round)
+    return settle(problem, state, drawn, _outcomes(problem, state, drawn))
+
+
+def _outcomes(problem: Problem, state: State, drawn: Draw) -> Iterator[Outcome]:
+    for i, arrival in enumerate(arrivals(problem, state, drawn.ids)):
+        trained = train(problem, state.round, arrival, share=drawn.shares[i]) if drawn.answers[i] else None
+        finite = trained is None or all_finite((trained.y_P, trained.buffers_R, trained.up, trained.kept))
+        yield Outcome(arrival.client, arrival.received_bytes, trained, finite)
+
+
+def settle(problem: Problem, state: State, drawn: Draw, outcomes: Iterable[Outcome]) -> tuple[State, dict[str, Any]]:
+    """The end of a round, the same in every engine: who is left out, what is counted, the new state, the row."""
     replies: list[Reply] = []
     skipped: list[int] = []
-    totals = state.totals
-    lr = lr_of(problem, t)
-    for i, arrival in enumerate(arrivals(problem, state, drawn.ids)):
-        totals = totals._replace(bytes_down=totals.bytes_down + arrival.received_bytes)
-        if not drawn.answers[i]:
-            continue
-        trained = train(problem, t, arrival, share=drawn.shares[i])
+    totals, lr = state.totals, lr_of(problem, state.round)
+    for client, received_bytes, trained, finite in outcomes:
+        totals = totals._replace(bytes_down=totals.bytes_down + received_bytes)
         if trained is None:
             continue
         totals = totals._replace(bytes_up=totals.bytes_up + trained.sent_bytes)
-        if all_finite((trained.y_P, trained.buffers_R, trained.up, trained.kept)):
-            replies.append(Reply(arrival.client, trained))
+        if finite:
+            replies.append(Reply(client, trained))
         elif problem.config.diverged == "skip":
-            skipped.append(arrival.client)
+            skipped.append(client)
         else:
             raise DivergedError(
-                f"client {arrival.client} diverged in round {t + 1}: loss {float(trained.loss):.3g}, update not "
+                f"client {client} diverged in round {state.round + 1}: loss {float(trained.loss):.3g}, update not "
                 f"finite at lr {lr:g}; try a lower lr, or diverged=skip to leave such replies out"
             )
     state = aggregate(problem, state._replace(totals=totals), replies)

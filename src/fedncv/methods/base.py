@@ -135,7 +135,9 @@ class Ask:
         else:
             self.num_forwards += 1
         mode = mode or self._mode
-        output, self.buffers_R = self._model.forward(y_P, self.buffers_R, batch.x, mode=mode, key=self.key)
+        output, self.buffers_R = self._model.forward(
+            y_P, self.buffers_R, batch.x, mode=mode, key=self.key, weight_B=batch.weight_B
+        )
         return output
 
     def head(self, y_P: Tensor, features_BF: Tensor) -> Tensor:
