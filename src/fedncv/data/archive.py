@@ -4,6 +4,7 @@ Only plain files and folders are written, by our own loop: no link, device, perm
 archive's is believed, and a name that points outside ends the unpacking.
 """
 
+import gzip
 import hashlib
 import shutil
 import tarfile
@@ -14,6 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import IO
+
+from fedncv.data.raw import reason
 
 
 def check_md5(path: Path, md5: str) -> None:
@@ -55,20 +58,27 @@ def unpack(path: Path, folder: Path) -> None:
                         with archive.open(entry) as source:
                             _write(source, target)
         else:
-            with tarfile.open(path) as tar:
-                for member in tar:
-                    target = inside(folder, member.name, path)
-                    source_or_none = tar.extractfile(member) if member.isreg() else None
-                    if source_or_none is not None:
-                        _write(source_or_none, target)
-                    elif not member.isdir():
-                        raise ValueError(f"{path} holds {member.name!r}, a link or device; no dataset does, delete it")
+            with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
+                with tarfile.open(fileobj=stream, mode="r:") as tar:
+                    for member in tar:
+                        _member(tar, member, folder, path)
+                while stream.read(1 << 20):  # to the end, where gzip keeps its checksum
+                    pass
     except (EOFError, tarfile.TarError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
-        raise ValueError(f"{path} is truncated or damaged ({error}); fetch it again") from None
+        raise ValueError(f"{path} is truncated or damaged ({reason(error)}); fetch it again") from None
     except OSError as error:
         if error.errno is None:  # gzip reports damage this way
-            raise ValueError(f"{path} is truncated or damaged ({error}); fetch it again") from None
+            raise ValueError(f"{path} is truncated or damaged ({reason(error)}); fetch it again") from None
         raise ValueError(f"cannot unpack {path} to {folder}: {error.strerror}; free space or move it") from None
+
+
+def _member(tar: tarfile.TarFile, member: tarfile.TarInfo, folder: Path, path: Path) -> None:
+    target = inside(folder, member.name, path)
+    source = tar.extractfile(member) if member.isreg() else None
+    if source is not None:
+        _write(source, target)
+    elif not member.isdir():
+        raise ValueError(f"{path} holds {member.name!r}, a link or device; no dataset does, delete it")
 
 
 def inside(folder: Path, name: str, archive: Path) -> Path:

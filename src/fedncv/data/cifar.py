@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fedncv.data.raw import Images, Labels, Raw
+from fedncv.data.raw import Images, Labels, Raw, reason
 
 CIFAR10_FILES = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch")
 CIFAR100_FILES = ("train", "test")
@@ -41,7 +41,7 @@ def read_batch(path: Path, labels_key: bytes) -> Raw:
             raise TypeError("labels are not a list of integers")
         return Raw(rows.reshape(-1, 3, 32, 32), _as_labels(labels))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} is not a CIFAR batch ({error}); fetch it again") from None
+        raise ValueError(f"{path} is not a CIFAR batch ({reason(error)}); fetch it again") from None
 
 
 def safe_unpickle(data: bytes, source: str) -> Any:
@@ -51,8 +51,7 @@ def safe_unpickle(data: bytes, source: str) -> Any:
     except _RefusedError as error:
         raise ValueError(f"{source} asks for {error}, which no CIFAR file does; it is unsafe, delete it") from None
     except Exception as error:  # a damaged pickle raises almost anything
-        reason = str(error) or type(error).__name__
-        raise ValueError(f"{source} is truncated or damaged ({reason}); fetch it again") from None
+        raise ValueError(f"{source} is truncated or damaged ({reason(error)}); fetch it again") from None
 
 
 def _as_labels(labels: Any) -> Labels:

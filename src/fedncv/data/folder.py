@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fedncv.data.raw import PIECE, Images, Raw
+from fedncv.data.raw import PIECE, Images, Raw, reason
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff"}
 SPLITS = ("train", "valid", "val", "validation", "test")
@@ -96,8 +96,7 @@ def decode(data: bytes, source: str, *, size: tuple[int, int], channels: int, re
         with pillow.open(io.BytesIO(data)) as opened:
             picture = opened.convert("RGB" if channels == 3 else "L")
     except Exception as error:  # Pillow raises a different error for each way a picture can be damaged
-        reason = str(error).replace("\n", " ")
-        raise ValueError(f"{source} is not a whole picture ({reason}); replace or remove it") from None
+        raise ValueError(f"{source} is not a whole picture ({reason(error)}); replace or remove it") from None
     height, width = size
     if picture.size != (width, height):
         if not resize:
@@ -116,7 +115,7 @@ def picture_size(path: Path) -> tuple[int, int]:
         with _pillow().open(path) as picture:
             return picture.size[1], picture.size[0]
     except OSError as error:
-        raise ValueError(f"{path} is not a picture ({error}); replace or remove it") from None
+        raise ValueError(f"{path} is not a picture ({reason(error)}); replace or remove it") from None
 
 
 def _pillow() -> Any:

@@ -17,7 +17,7 @@ import numpy as np
 
 from fedncv.data.cache import cache_folder
 from fedncv.data.folder import decode
-from fedncv.data.raw import PIECE, Raw
+from fedncv.data.raw import PIECE, Raw, reason
 from fedncv.data.registry import Entry, Hub
 
 
@@ -31,8 +31,7 @@ def plain_errors(hub: Hub) -> Iterator[None]:
     except ValueError:
         raise
     except Exception as error:  # the libraries below raise dozens of kinds
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise ValueError(f"cannot download {hub.id} ({reason})") from None
+        raise ValueError(f"cannot download {hub.id} ({reason(error)})") from None
 
 
 def download(entry: Entry) -> Iterator[Raw]:

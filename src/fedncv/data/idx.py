@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from fedncv.data.raw import PIECE, Images, Labels, Raw
+from fedncv.data.raw import PIECE, Images, Labels, Raw, reason
 
 MNIST_FILES = tuple(f"{part}-{what}-ubyte.gz" for part in ("train", "t10k") for what in ("images-idx3", "labels-idx1"))
 
@@ -79,7 +79,7 @@ def _take(file: BinaryIO, path: Path, count: int) -> bytes:
     try:
         return file.read(count)
     except (OSError, EOFError, zlib.error) as error:
-        raise ValueError(f"{path} is truncated or damaged ({error}); fetch it again") from None
+        raise ValueError(f"{path} is truncated or damaged ({reason(error)}); fetch it again") from None
 
 
 def _header(file: BinaryIO, path: Path, ndim: int) -> tuple[int, ...]:

@@ -16,6 +16,11 @@ Images = NDArray[np.uint8]  # (n, channels, height, width)
 Labels = NDArray[np.int64]  # (n,) in 0..num_classes-1
 
 
+def reason(error: Exception) -> str:
+    """What an error of another library says, on one line."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 class Raw(NamedTuple):
     images: Images
     labels: Labels

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedncv.data.raw import PIECE, Raw
+from fedncv.data.raw import PIECE, Raw, reason
 
 FILES = ("train_32x32.mat", "test_32x32.mat")
 EXTRA_FILES = (*FILES, "extra_32x32.mat")
@@ -29,8 +29,7 @@ def read_mat(path: Path) -> Iterator[Raw]:
         if x.dtype != np.uint8 or x.ndim != 4 or y.dtype.kind not in "ui" or x.shape[3] != len(y):
             raise TypeError(f"X is {x.dtype} {x.shape}, y is {y.dtype} {y.shape}")
     except Exception as error:  # SciPy raises a different error for each way a file can be damaged
-        reason = str(error) or type(error).__name__
-        raise ValueError(f"{path} is truncated, damaged or not SVHN ({reason}); fetch it again") from None
+        raise ValueError(f"{path} is truncated, damaged or not SVHN ({reason(error)}); fetch it again") from None
     labels = y.astype(np.int64)
     if ((labels < 1) | (labels > 10)).any():
         wrong = int(labels[(labels < 1) | (labels > 10)][0])
