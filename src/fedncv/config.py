@@ -15,13 +15,9 @@ from fedncv.tasks import find_task
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig:
-    """One method, one seed. The defaults are the protocol of the paper's study, on the built-in digits."""
+class Settings:
+    """All of a run but its method and seed. The defaults are the paper's protocol, on the built-in digits."""
 
-    method: str = "fedavg"
-    """A method, with knobs if need be: fedprox:mu=0.1. `fedncv methods` lists them."""
-    seed: int = 0
-    """Decides the partition, the initial model, who is drawn and every batch; 0 to 2^64 - 1."""
     data: str = "digits"
     """A dataset. `fedncv datasets` lists them."""
     data_dir: str = ""
@@ -74,6 +70,16 @@ class RunConfig:
     """Precision of the arithmetic."""
     device: str = "cpu"
     """cpu, or cuda where there is one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig(Settings):
+    """One method, one seed."""
+
+    method: str = "fedavg"
+    """A method, with knobs if need be: fedprox:mu=0.1. `fedncv methods` lists them."""
+    seed: int = 0
+    """Decides the partition, the initial model, who is drawn and every batch; 0 to 2^64 - 1."""
 
     def check(self, *, custom: tuple[str, ...] = ()) -> None:
         """ValueError with the offending value and the remedy; fields in ``custom`` are objects, not names."""
@@ -132,6 +138,7 @@ def _check_type(name: str, value: Any, kind: Any) -> None:
 
 def from_dict(values: dict[str, Any], *, where: str, base: RunConfig | None = None) -> RunConfig:
     """``base`` with the given fields replaced; an unknown one is refused by name."""
+    values = dict(values)
     names = [field.name for field in fields(RunConfig)]
     for name in values:
         if name not in names:
@@ -140,7 +147,7 @@ def from_dict(values: dict[str, Any], *, where: str, base: RunConfig | None = No
         if field.name in values:
             _check_type(field.name, values[field.name], field.type)
             if field.type is float:
-                values = values | {field.name: float(values[field.name])}
+                values[field.name] = float(values[field.name])
     return replace(base or RunConfig(), **values)
 
 

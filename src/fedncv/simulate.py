@@ -1,5 +1,6 @@
 """A run from beginning to end: rounds, measurements, rows, checkpoints."""
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,12 +11,13 @@ import numpy as np
 from torch import Tensor
 
 from fedncv.config import RunConfig, from_dict
-from fedncv.data import Dataset
+from fedncv.data import Dataset, prior_accuracy
 from fedncv.engine import evaluate
 from fedncv.engine.problem import Problem, State, arrivals, build, start
 from fedncv.engine.sequential import DivergedError, one_thread, run_round
 from fedncv.flat import Factory
 from fedncv.methods.base import Method
+from fedncv.results import read_config, read_rows
 from fedncv.tasks import Task
 
 Row = dict[str, Any]
@@ -94,9 +96,9 @@ def resume(
     from fedncv import store
 
     folder = Path(folder)
-    problem = build(store.read_config(folder), dataset=dataset, model=model, method=method, task=task)
+    problem = build(read_config(folder), dataset=dataset, model=model, method=method, task=task)
     state = store.load_state(folder, problem)
-    return advance(problem, state, rows=store.read_rows(folder), folder=folder, on_round=on_round)
+    return advance(problem, state, rows=read_rows(folder), folder=folder, on_round=on_round)
 
 
 def advance(
@@ -129,7 +131,7 @@ def advance(
     try:
         with one_thread():
             if not rows:
-                complete(state, {"round": 0}, time.perf_counter())
+                complete(state, {"round": 0} | prior(problem), time.perf_counter())
             while state.round < config.rounds:
                 began = time.perf_counter()
                 state, row = run_round(problem, state)
@@ -155,6 +157,15 @@ def measure(problem: Problem, state: State) -> Row:
     if last or (config.after_every and state.round and state.round % config.after_every == 0):
         row |= evaluate.after(problem, state)
     return row
+
+
+def prior(problem: Problem) -> Row:
+    """What a client reaches by always naming its majority class: the floor under every method."""
+    labels = problem.dataset.labels
+    if labels.is_floating_point() or labels.dim() != 1:
+        return {}
+    accuracy = prior_accuracy(labels.cpu().numpy(), problem.clients, problem.dataset.num_classes)
+    return {} if math.isnan(accuracy) else {"label_prior": accuracy}
 
 
 def export(problem: Problem, state: State, client: int | None = None) -> dict[str, Tensor]:

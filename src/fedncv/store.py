@@ -21,11 +21,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from fedncv.config import RunConfig, from_dict, read_toml, write_toml
+from fedncv.config import RunConfig, write_toml
 from fedncv.engine.problem import Kept, Problem, State, Totals, keeps, start
+from fedncv.results import CONFIG, METRICS, STATE, TIMING, is_run
 from fedncv.tree import leaves, row, stack, tree_map
-
-CONFIG, METRICS, TIMING, STATE = "config.toml", "metrics.jsonl", "timing.jsonl", "state.safetensors"
 
 
 def write_point(name: str) -> None:
@@ -58,20 +57,6 @@ def _sync_folder(folder: Path) -> None:
 # ---- the folder ----------------------------------------------------------------------------------------
 
 
-def is_run(folder: Path) -> bool:
-    return (folder / CONFIG).is_file()
-
-
-def runs_in(folder: Path) -> list[Path]:
-    """The folder itself if it is a run, otherwise the runs in it."""
-    if not folder.is_dir():
-        raise ValueError(f"there is no folder {folder}")
-    found = [folder] if is_run(folder) else sorted(path.parent for path in folder.glob(f"*/{CONFIG}"))
-    if not found:
-        raise ValueError(f"{folder} holds no run (no {CONFIG} in it or one level below)")
-    return found
-
-
 def create(folder: Path, config: RunConfig, *, overwrite: bool = False) -> None:
     """A folder with the config in it and nothing else. An existing run is refused unless ``overwrite``."""
     if is_run(folder):
@@ -91,12 +76,6 @@ def create(folder: Path, config: RunConfig, *, overwrite: bool = False) -> None:
     write_atomically(folder / CONFIG, write_toml(config).encode(), name="config")
 
 
-def read_config(folder: Path) -> RunConfig:
-    if not is_run(folder):
-        raise ValueError(f"{folder} is not a run: it has no {CONFIG}")
-    return from_dict(read_toml(folder / CONFIG), where=str(folder / CONFIG))
-
-
 # ---- metrics -------------------------------------------------------------------------------------------
 
 
@@ -107,23 +86,6 @@ def append(folder: Path, name: str, values: dict[str, Any]) -> None:
         write_point(f"{name}: half a row")
         file.write(line[len(line) // 2 :])
     write_point(f"{name}: a row")
-
-
-def read_rows(folder: Path) -> list[dict[str, Any]]:
-    """The rows of metrics.jsonl; a last line cut short by a crash is left out."""
-    path = folder / METRICS
-    if not path.exists():
-        return []
-    lines = path.read_bytes().split(b"\n")
-    rows = []
-    for number, line in enumerate(lines[:-1], start=1):
-        try:
-            rows.append(json.loads(line))
-        except ValueError:
-            raise ValueError(
-                f"{path}, line {number}, is not a row of metrics; `fedncv resume` cuts damage off"
-            ) from None
-    return rows
 
 
 # ---- checkpoints ---------------------------------------------------------------------------------------

@@ -1,0 +1,64 @@
+"""The command line: one file a command. A user's mistake gets one clear line and exit code 2."""
+
+import importlib
+import os
+import sys
+from importlib.metadata import version
+
+COMMANDS = {
+    "run": "train a federation with one or more methods and seeds",
+    "resume": "go on with runs that were stopped",
+    "show": "a table and a curve of finished or running runs",
+    "export": "write a trained model as an ordinary state_dict",
+    "methods": "the methods, their knobs and what they reveal",
+    "datasets": "the datasets and where their files belong",
+    "partition": "draw who holds what",
+    "theory": "decide the paper's propositions by enumeration",
+}
+
+
+def usage() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:{width}}  {meaning}" for name, meaning in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: fedncv COMMAND [OPTIONS]      (fedncv COMMAND --help says more)",
+            "",
+            "Federated learning in which gradient variance is measured, not assumed.",
+            "",
+            *lines,
+            "",
+            "Try:  fedncv run --recipe smoke",
+        ]
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    argv = sys.argv[1:] if argv is None else argv
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0
+    if argv[0] in ("-V", "--version"):
+        print(f"fedncv {version('fedncv')}")
+        return 0
+    try:
+        return _command(argv[0], argv[1:])
+    except (ValueError, ArithmeticError) as error:
+        print(f"fedncv: {error}", file=sys.stderr)
+    except BrokenPipeError:  # the reader of our output left, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        print(f"fedncv: {error.filename or 'the system'}: {error.strerror}", file=sys.stderr)
+    except KeyboardInterrupt:
+        print("fedncv: stopped", file=sys.stderr)
+        return 130
+    return 2
+
+
+def _command(name: str, argv: list[str]) -> int:
+    if name not in COMMANDS:
+        from fedncv.spec import nearest
+
+        raise ValueError(nearest(name, COMMANDS, what="command"))
+    result: int = importlib.import_module(f"fedncv.cli.{name}").main(argv)
+    return result

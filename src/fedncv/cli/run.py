@@ -1,0 +1,96 @@
+"""fedncv run: train a federation, once for every method and seed."""
+
+import argparse
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Literal
+
+from fedncv import store
+from fedncv.cli.arguments import parse
+from fedncv.cli.progress import run_all
+from fedncv.config import RunConfig, Settings, from_dict, read_toml
+from fedncv.engine.problem import build
+from fedncv.recipes import RECIPES, Recipe
+from fedncv.spec import nearest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments(Settings):
+    """Train a federation, once for every method and seed.
+
+    A recipe gives the defaults, a config file replaces some of them, and options replace those.
+    """
+
+    method: tuple[str, ...] = ("fedavg",)
+    """One or more methods, with knobs if need be: --method fedavg fedprox:mu=0.1 scaffold."""
+    seeds: tuple[int, ...] = (0,)
+    """One or more seeds: --seeds 0 1 2. A seed decides the partition, the initial model and every draw."""
+    recipe: Literal["protocol", "smoke"] = "protocol"
+    """Named settings: protocol is the paper's, smoke the quick one on the built-in digits."""
+    config: str = ""
+    """A TOML file with settings: the names of these options with _ for -, method and seeds as lists."""
+    out: str = ""
+    """Folder for the runs, one folder in it for each; empty: runs/DATA-RECIPE."""
+    overwrite: bool = False
+    """Repeat runs that are already there."""
+
+
+def main(argv: list[str]) -> int:
+    recipe_name, recipe = _defaults(argv)
+    default = Arguments(
+        **vars(recipe.settings),
+        method=recipe.methods,
+        seeds=recipe.seeds,
+        recipe=recipe_name,  # type: ignore[arg-type]  # _defaults has checked it
+    )
+    arguments = parse(Arguments, argv, command="run", default=default)
+    settings = Settings(**{f.name: getattr(arguments, f.name) for f in fields(Settings)})
+    configs = Recipe(settings, arguments.method, arguments.seeds).configs()
+    if not configs:
+        raise ValueError("nothing to run: give at least one method and one seed")
+    for config in configs:
+        config.check()
+    build(configs[0])  # data, partition, model and device are there before a folder is made
+    out = Path(arguments.out or f"runs/{settings.data}-{recipe_name}")
+    folders = [out / folder_name(config) for config in configs]
+    if len(set(folders)) < len(folders):
+        raise ValueError("a method or a seed is named twice")
+    for folder, config in zip(folders, configs, strict=True):
+        store.create(folder, config, overwrite=arguments.overwrite)
+    return run_all(out, folders)
+
+
+def folder_name(config: RunConfig) -> str:
+    """fedprox:mu=0.1 with seed 3 -> fedprox-mu-0.1-seed3."""
+    method = "".join(c if c.isalnum() or c in "._" else "-" for c in config.method)
+    return f"{method}-seed{config.seed}"
+
+
+def _defaults(argv: list[str]) -> tuple[str, Recipe]:
+    """The recipe named by --recipe with what the file named by --config replaces."""
+    early = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    early.add_argument("--recipe", default="protocol")
+    early.add_argument("--config", default="")
+    try:
+        known, _ = early.parse_known_args(argv)
+    except argparse.ArgumentError as error:
+        raise ValueError(str(error)) from None
+    if known.recipe not in RECIPES:
+        raise ValueError(nearest(known.recipe, RECIPES, what="recipe"))
+    recipe = RECIPES[known.recipe]()
+    if not known.config:
+        return known.recipe, recipe
+    values = read_toml(Path(known.config))
+    methods = _listed(values.pop("method", list(recipe.methods)), str, "method", known.config)
+    seeds = _listed(values.pop("seeds", list(recipe.seeds)), int, "seeds", known.config)
+    base = RunConfig(**vars(recipe.settings))
+    config = from_dict(values, where=known.config, base=base)
+    settings = Settings(**{f.name: getattr(config, f.name) for f in fields(Settings)})
+    return known.recipe, Recipe(settings, tuple(methods), tuple(seeds))
+
+
+def _listed(value: object, kind: type, name: str, where: str) -> list:  # type: ignore[type-arg]
+    values = value if isinstance(value, list) else [value]
+    if not all(type(each) is kind for each in values):
+        raise ValueError(f"{where}: {name} must be a list of {kind.__name__}, not {value!r}")
+    return values

@@ -1,0 +1,77 @@
+"""The table of runs: what every method reached, and what it cost."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from fedncv.results import Run, by_method, read_run
+
+COLUMNS = {
+    "before": "before %",
+    "after": "after %",
+    "before_client_mean": "client mean %",
+    "before_worst_decile": "worst decile %",
+    "samples": "samples",
+    "gradients": "gradients",
+    "bytes_down": "down",
+    "bytes_up": "up",
+}
+
+
+def print_table(folders: list[Path]) -> None:
+    """One line a method, mean and deviation over its seeds; runs that are not finished are named below."""
+    runs = [read_run(folder) for folder in folders]
+    finished = [run for run in runs if run.status == "finished"]
+    table = Table(title=_title(runs), title_justify="left")
+    table.add_column("method")
+    table.add_column("seeds", justify="right")
+    for heading in COLUMNS.values():
+        table.add_column(heading, justify="right")
+    for method, group in by_method(finished).items():
+        cells = [_cell(name, [run.last(name) for run in group]) for name in COLUMNS]
+        table.add_row(method, str(len(group)), *cells)
+    priors = {run.config.seed: run.last("label_prior") for run in finished}
+    known = [prior for prior in priors.values() if prior is not None]
+    if known:
+        table.add_section()
+        table.add_row("label prior alone", str(len(known)), _cell("before", known), *[""] * (len(COLUMNS) - 1))
+    console = Console() if Console().is_terminal else Console(width=140)
+    if finished:
+        console.print(table)
+    for run in runs:
+        if run.status != "finished":
+            console.print(
+                f"{run.status}: {run.folder} after round {run.rounds} of {run.config.rounds}", highlight=False
+            )
+
+
+def _title(runs: list[Run]) -> str:
+    config = runs[0].config
+    return (
+        f"{config.data}, {config.clients} clients, {config.partition}, {config.rounds} rounds of "
+        f"{config.per_round}, {config.epochs} local epochs (mean ± deviation over seeds)"
+    )
+
+
+def _cell(name: str, values: list[Any]) -> str:
+    numbers = [value for value in values if value is not None]
+    if not numbers:
+        return "–"
+    mean = float(np.mean(numbers))
+    if name.startswith("bytes"):
+        return _bytes(mean)
+    if name in ("samples", "gradients"):
+        return f"{mean:,.0f}"
+    spread = f" ± {100 * float(np.std(numbers, ddof=1)):.1f}" if len(numbers) > 1 else ""
+    return f"{100 * mean:.1f}{spread}"
+
+
+def _bytes(number: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if number < 1000 or unit == "GB":
+            return f"{number:.3g} {unit}"
+        number /= 1000
+    raise AssertionError

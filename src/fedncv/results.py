@@ -1,0 +1,94 @@
+"""Reading what runs have left on disk. Imports no training code, and changes nothing."""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedncv.config import RunConfig, from_dict, read_toml
+
+CONFIG, METRICS, TIMING, STATE = "config.toml", "metrics.jsonl", "timing.jsonl", "state.safetensors"
+
+Points = dict[int, list[float]]  # round -> the values of the seeds
+
+
+class Run(NamedTuple):
+    folder: Path
+    config: RunConfig
+    rows: list[dict[str, Any]]
+
+    @property
+    def rounds(self) -> int:
+        """Rounds that are finished."""
+        return max((row["round"] for row in self.rows if "failed" not in row), default=0)
+
+    @property
+    def status(self) -> str:
+        """finished, failed or unfinished."""
+        if self.rows and "failed" in self.rows[-1]:
+            return "failed"
+        finished = bool(self.rows) and self.rounds == self.config.rounds
+        return "finished" if finished else "unfinished"
+
+    def last(self, name: str) -> Any:
+        """The latest value of a metric, or None."""
+        return next((row[name] for row in reversed(self.rows) if row.get(name) is not None), None)
+
+
+def is_run(folder: Path) -> bool:
+    return (folder / CONFIG).is_file()
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """The folder itself if it is a run, otherwise the runs in it."""
+    if not folder.is_dir():
+        raise ValueError(f"there is no folder {folder}")
+    found = [folder] if is_run(folder) else sorted(path.parent for path in folder.glob(f"*/{CONFIG}"))
+    if not found:
+        raise ValueError(f"{folder} holds no run (no {CONFIG} in it or one level below)")
+    return found
+
+
+def read_config(folder: Path) -> RunConfig:
+    if not is_run(folder):
+        raise ValueError(f"{folder} is not a run: it has no {CONFIG}")
+    return from_dict(read_toml(folder / CONFIG), where=str(folder / CONFIG))
+
+
+def read_rows(folder: Path) -> list[dict[str, Any]]:
+    """The rows of metrics.jsonl; a last line cut short by a crash is left out."""
+    path = folder / METRICS
+    if not path.exists():
+        return []
+    rows = []
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
+        try:
+            row = json.loads(line)
+            row["round"]
+        except (ValueError, KeyError, TypeError):
+            raise ValueError(
+                f"{path}, line {number}, is not a row of metrics; `fedncv resume` cuts damage off"
+            ) from None
+        rows.append(row)
+    return rows
+
+
+def read_run(folder: Path) -> Run:
+    return Run(folder, read_config(folder), read_rows(folder))
+
+
+def by_method(runs: list[Run]) -> dict[str, list[Run]]:
+    """Runs of each method, in the order they came."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(run.config.method, []).append(run)
+    return groups
+
+
+def points(runs: list[Run], name: str) -> Points:
+    """Where the metric was measured, and what every run had there."""
+    found: Points = {}
+    for run in runs:
+        for row in run.rows:
+            if row.get(name) is not None:
+                found.setdefault(row["round"], []).append(row[name])
+    return dict(sorted(found.items()))
