@@ -29,15 +29,11 @@ def weighted_sum(h_NP: Tensor, n_N: Tensor) -> WeightedSum:
     return WeightedSum(total_P=(column(n_N, h_NP) * h_NP).sum(dim=0), size=n_N.double().sum())
 
 
-def replace_rows(
-    old: WeightedSum, h_old_SP: Tensor, n_old_S: Tensor, h_new_SP: Tensor, n_new_S: Tensor
-) -> WeightedSum:
+def replace_rows(old: WeightedSum, h_old_SP: Tensor, n_old_S: Tensor, h_new_SP: Tensor, n_new_S: Tensor) -> WeightedSum:
     """The sums after clients S changed from (n_old, h_old) to (n_new, h_new)."""
     check_same_shape(h_old_SP, h_new_SP)
     gone, come = weighted_sum(h_old_SP, n_old_S), weighted_sum(h_new_SP, n_new_S)
-    return WeightedSum(
-        total_P=old.total_P + (come.total_P - gone.total_P), size=old.size + (come.size - gone.size)
-    )
+    return WeightedSum(total_P=old.total_P + (come.total_P - gone.total_P), size=old.size + (come.size - gone.size))
 
 
 def weighted_mean(sums: WeightedSum) -> Tensor:

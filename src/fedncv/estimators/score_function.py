@@ -41,9 +41,7 @@ def rloo(f_K: Tensor, score_KD: Tensor, *, alpha: float | Tensor = 1.0) -> Tenso
     return reinforce(f_K - alpha * leave_one_out_mean(f_K), score_KD)
 
 
-def double_control_variate(
-    f_K: Tensor, df_KD: Tensor, x_KD: Tensor, mu_D: Tensor, *, alpha: float | Tensor
-) -> Tensor:
+def double_control_variate(f_K: Tensor, df_KD: Tensor, x_KD: Tensor, mu_D: Tensor, *, alpha: float | Tensor) -> Tensor:
     """RLOO of f(x_k) + α b_k, minus α/K Σ_k ḡ_{∖k} ⊙ μ(1 − μ), the mean that b adds.
 
     b_k = ⟨ḡ_{∖k}, x_k − μ⟩ with ḡ_{∖k} = mean_{j≠k} ∇f(x_j), ``df_KD``. Unbiased for every α; α = 0 is

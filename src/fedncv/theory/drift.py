@@ -1,0 +1,247 @@
+"""Statements about client drift: where rounds of local training come to rest on quadratics.
+
+Client u minimises a_u/2 (x − b_u)² by K full gradient steps, y ← y − η (a_u (y − b_u) − e_u), everyone
+takes part, and the server steps by Σ_u p_u Δ_u. A round maps the state (x, c_1, …, c_N) affinely, so its
+fixed point is the solution of one linear system and not the end of a long run. Derivations:
+docs/theory.md, section 6.
+"""
+
+from collections.abc import Callable, Iterator
+from itertools import product
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedncv.estimators import (
+    drift_corrections,
+    horvitz_thompson_weights,
+    raw_gradient,
+    recentring,
+    server_estimate,
+    weighted_mean,
+    weighted_sum,
+)
+from fedncv.theory.statement import Finding, Statement, distance, tensor
+
+LR = 0.1
+
+
+class Quadratics(NamedTuple):
+    """Curvatures, minimisers, sizes and coefficients of the clients, and the number of local steps."""
+
+    curvature: tuple[float, ...]
+    minimiser: tuple[float, ...]
+    sizes: tuple[int, ...]
+    alpha: tuple[float, ...]
+    num_steps: int
+
+    def __str__(self) -> str:
+        numbers = (self.curvature, self.minimiser, self.sizes, self.alpha)
+        a, b, n, alpha = (f"({', '.join(f'{x:g}' for x in row)})" for row in numbers)
+        return f"a = {a}, b = {b}, n = {n}, α = {alpha}, K = {self.num_steps}"
+
+    @property
+    def p_N(self) -> Tensor:
+        return tensor(self.sizes) / sum(self.sizes)
+
+    @property
+    def optimum(self) -> float:
+        weight_N = self.p_N * tensor(self.curvature)
+        return (weight_N @ tensor(self.minimiser) / weight_N.sum()).item()
+
+    @property
+    def fedavg_rest(self) -> float:
+        """Σ_u p_u A_u (x − b_u) = 0 with A_u = 1 − (1 − η a_u)^K, the share of the way u goes."""
+        weight_N = self.p_N * (1 - (1 - LR * tensor(self.curvature)) ** self.num_steps)
+        return (weight_N @ tensor(self.minimiser) / weight_N.sum()).item()
+
+
+def local_training(q: Quadratics, x: Tensor, e_N: Tensor) -> Tensor:
+    """Δ_u = x − y_u after K steps."""
+    a_N, b_N = tensor(q.curvature), tensor(q.minimiser)
+    y_N = x.expand_as(b_N)
+    for _ in range(q.num_steps):
+        y_N = y_N - LR * (a_N * (y_N - b_N) - e_N)
+    return x - y_N
+
+
+def one_round(q: Quadratics, state: Tensor, *, recentred: bool, raw: bool) -> Tensor:
+    """(x, c_1, …, c_N) → the same a round later; ``raw`` adds e_u back into the memory."""
+    x, c_N1 = state[0], state[1:, None]
+    n_N, alpha_N = tensor(q.sizes), tensor(q.alpha)
+    c, alpha_c = weighted_sum(c_N1, n_N), weighted_sum(c_N1, n_N * alpha_N)
+    r_1 = recentring(c, alpha_c) if recentred else torch.zeros(1, dtype=torch.float64)
+    e_N = drift_corrections(c_N1, alpha_N, weighted_mean(c), r_1)[:, 0]
+    delta_N = local_training(q, x, e_N)
+    c_new_N = raw_gradient(delta_N, e_N if raw else torch.zeros_like(e_N), lr=LR, steps=q.num_steps)
+    return torch.cat([(x - q.p_N @ delta_N).reshape(1), c_new_N])
+
+
+def rest(q: Quadratics, *, recentred: bool = True, raw: bool = True) -> Tensor:
+    """The state s that a round leaves as it is: s = J s + step(0), with J read off one unit vector at a time."""
+    step: Callable[[Tensor], Tensor] = lambda state: one_round(q, state, recentred=recentred, raw=raw)  # noqa: E731
+    identity = torch.eye(1 + len(q.sizes), dtype=torch.float64)
+    offset = step(torch.zeros_like(identity[0]))
+    jacobian = torch.stack([step(unit) - offset for unit in identity], dim=1)
+    state: Tensor = torch.linalg.solve(identity - jacobian, offset)
+    return state
+
+
+def federations(alphas: tuple[tuple[float, float], ...], steps: tuple[int, ...]) -> Iterator[tuple[Quadratics]]:
+    """Two clients; K first, so that the smallest counterexample has the fewest steps."""
+    for num_steps, sizes, curvature in product(steps, ((1, 1), (1, 3)), ((1.0, 2.0), (1.0, 4.0))):
+        for alpha in alphas:
+            yield (Quadratics(curvature, (0.0, 1.0), sizes, alpha, num_steps),)
+
+
+ONE, MANY = (1,), (1, 2, 5)
+
+
+def all_off() -> Iterator[tuple[Quadratics]]:
+    return federations(((0.0, 0.0),), MANY)
+
+
+def all_on() -> Iterator[tuple[Quadratics]]:
+    return federations(((1.0, 1.0),), MANY)
+
+
+def partly_on() -> Iterator[tuple[Quadratics]]:
+    return federations(((0.5, 0.5), (0.2, 0.8)), MANY)
+
+
+def unequal_one_step() -> Iterator[tuple[Quadratics]]:
+    return federations(((0.5, 0.5), (0.2, 0.8), (1.0, 0.0)), ONE)
+
+
+def at_optimum(q: Quadratics, *, recentred: bool = True, raw: bool = True) -> Finding:
+    x = rest(q, recentred=recentred, raw=raw)[0].item()
+    return Finding(abs(x - q.optimum), f"{q}: rests at {x:.4f}, optimum {q.optimum:.4f}")
+
+
+def without_recentring(q: Quadratics) -> Finding:
+    return at_optimum(q, recentred=False)
+
+
+def with_corrected_memory(q: Quadratics) -> Finding:
+    return at_optimum(q, raw=False)
+
+
+def corrected_memory_is_a_smaller_alpha(q: Quadratics) -> Finding:
+    """With c_u⁺ = Δ_u/(ηK): c_u = ḡ_u − α c_u at rest, so e_u = α/(1 + α) ḡ_u."""
+    smaller = q._replace(alpha=tuple(alpha / (1 + alpha) for alpha in q.alpha))
+    corrected, raw = rest(q, raw=False)[0].item(), rest(smaller)[0].item()
+    return Finding(abs(corrected - raw), f"{q}: {corrected:.4f} against {raw:.4f}")
+
+
+def at_fedavgs_rest(q: Quadratics) -> Finding:
+    x = rest(q)[0].item()
+    return Finding(abs(x - q.fedavg_rest), f"{q}: rests at {x:.4f}, FedAvg at {q.fedavg_rest:.4f}")
+
+
+def fedavg_finds_the_optimum(q: Quadratics) -> Finding:
+    return Finding(abs(q.fedavg_rest - q.optimum), f"{q}: rests at {q.fedavg_rest:.4f}, optimum {q.optimum:.4f}")
+
+
+def mean_raw_gradient_vanishes(q: Quadratics) -> Finding:
+    mean = (q.p_N @ rest(q)[1:]).item()
+    return Finding(abs(mean), f"{q}: c̄ = {mean:.4g} at rest")
+
+
+def corrections_cancel(q: Quadratics) -> Finding:
+    """At any memory, here c = (1, −3)."""
+    c_N1, n_N, alpha_N = tensor([[1.0], [-3.0]]), tensor(q.sizes), tensor(q.alpha)
+    c, alpha_c = weighted_sum(c_N1, n_N), weighted_sum(c_N1, n_N * alpha_N)
+    e_N1 = drift_corrections(c_N1, alpha_N, weighted_mean(c), recentring(c, alpha_c))
+    return Finding(abs((q.p_N @ e_N1).item()), f"{q}")
+
+
+def every_draw_stays(q: Quadratics, beta: float) -> Finding:
+    """One client of two is drawn at FedAvg's rest, and h = Δ: how far does any draw move the model?"""
+    x, p_N, zero_N = tensor(q.fedavg_rest), q.p_N, torch.zeros(2, dtype=torch.float64)
+    delta_N1 = local_training(q, x, zero_N)[:, None]
+    omega_N = horvitz_thompson_weights(p_N, tensor([0.5, 0.5]))
+    moves = [server_estimate(delta_N1[[u]], delta_N1[[u]], omega_N[[u]], p_N @ delta_N1, beta=beta) for u in range(2)]
+    worst = max(distance(move, torch.zeros_like(move)) for move in moves)
+    return Finding(worst, f"{q}: one client drawn moves the model by {worst:.4f}")
+
+
+def with_memory(q: Quadratics) -> Finding:
+    return every_draw_stays(q, 1.0)
+
+
+def without_memory(q: Quadratics) -> Finding:
+    return every_draw_stays(q, 0.0)
+
+
+DRIFT = "docs, section 6"
+STATEMENTS = (
+    Statement("corrections cancel", "Σ_u p_u e_u = 0 for unequal α_u", DRIFT, unequal_one_step, corrections_cancel),
+    Statement(
+        "limit α = 0",
+        "without correction the rest is FedAvg's, Σ_u p_u A_u (x − b_u) = 0",
+        DRIFT,
+        all_off,
+        at_fedavgs_rest,
+    ),
+    Statement("FedAvg drifts", "FedAvg rests at the optimum for every K", DRIFT, all_off, fedavg_finds_the_optimum),
+    Statement(
+        "limit α = 1", "with α = 1 and raw memory the rest is the optimum for every K", DRIFT, all_on, at_optimum
+    ),
+    Statement(
+        "corrected memory",
+        "with α = 1 and c_u⁺ = Δ_u/(ηK), e_u not added back, the rest is the optimum",
+        DRIFT,
+        all_on,
+        with_corrected_memory,
+    ),
+    Statement(
+        "corrected memory is a smaller α",
+        "c_u⁺ = Δ_u/(ηK) with α rests where raw memory rests with α/(1 + α)",
+        DRIFT,
+        all_on,
+        corrected_memory_is_a_smaller_alpha,
+    ),
+    Statement(
+        "recentred, one step",
+        "with K = 1 and recentring, any α_u rest at the optimum",
+        DRIFT,
+        unequal_one_step,
+        at_optimum,
+    ),
+    Statement(
+        "not recentred, one step",
+        "with K = 1 and no recentring, any α_u rest at the optimum",
+        DRIFT,
+        unequal_one_step,
+        without_recentring,
+    ),
+    Statement(
+        "recentred, any K",
+        "with recentring the mean raw gradient c̄ is 0 at rest",
+        DRIFT,
+        partly_on,
+        mean_raw_gradient_vanishes,
+    ),
+    Statement(
+        "α below one, many steps",
+        "with 0 < α_u < 1 and recentring the rest is the optimum for every K",
+        DRIFT,
+        partly_on,
+        at_optimum,
+    ),
+    Statement(
+        "server memory at rest",
+        "with h = Δ and β = 1, no draw moves the model from FedAvg's rest",
+        DRIFT,
+        all_off,
+        with_memory,
+    ),
+    Statement(
+        "no server memory at rest",
+        "with β = 0, no draw moves the model from FedAvg's rest",
+        DRIFT,
+        all_off,
+        without_memory,
+    ),
+)
