@@ -1,5 +1,6 @@
 """Archives: read whole, refused where they reach outside or are damaged, and never left behind."""
 
+import errno
 import io
 import os
 import tarfile
@@ -159,3 +160,15 @@ def test_another_archive_under_the_name_is_named(tmp_path):
     tar(tmp_path / "d" / "cifar-10-python.tar.gz", {"holiday.txt": b"sun"})
     with pytest.raises(ValueError, match="does not hold data_batch_1"):
         load("cifar10", tmp_path / "d", verify=False, **QUIET)
+
+
+def test_a_disk_that_fills_up_while_unpacking_is_one_line_and_leaves_nothing(tmp_path, cache, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    (tmp_path / "d").mkdir()
+    cinic(tmp_path / "d" / "CINIC-10.tar.gz")
+    monkeypatch.setattr("shutil.copyfileobj", full)
+    with pytest.raises(ValueError, match=r"cannot unpack .*CINIC-10.tar.gz to .*: No space left on device"):
+        load("cinic10", tmp_path / "d", verify=False, **QUIET)
+    assert everything(cache) == []

@@ -9,8 +9,8 @@ import tyro
 
 from fedncv import spec
 from fedncv.data import DATASETS, Entry
-from fedncv.data.cache import cache_folder, open_entry
-from fedncv.data.load import data_folder, find, remedy
+from fedncv.data.cache import open_entry
+from fedncv.data.load import data_folder, find, hub_entry, remedy
 from fedncv.data.table import markdown
 
 COLUMNS = ("name", "dataset", "shape", "classes", "images", "at hand", "description")
@@ -53,7 +53,7 @@ def at_hand(name: str, entry: Entry, root: Path) -> str:
         return "built in"
     if (source := find(entry, root)) is not None:
         return str(source)
-    return "cache" if open_entry(cache_folder() / "decoded" / f"{name}-hub", name) else "no"
+    return "cache" if open_entry(hub_entry(name), name) else "no"
 
 
 def row(name: str, entry: Entry, root: Path) -> tuple[str, ...]:

@@ -46,7 +46,7 @@ def load(name: str, data_dir: str | Path | None = None, *, verify: bool = True, 
     root = data_folder(data_dir)
     source = find(entry, root)
     if source is None:
-        return _from_hub(entry, name, root, note)
+        return _from_hub(entry, name, root, verify, note)
     key = fingerprint([source] if source.is_file() else key_files(entry, source), str(verify))
     cached = cache_folder() / "decoded" / f"{name}-{key}"
     if (dataset := open_entry(cached, name)) is None:
@@ -126,14 +126,19 @@ def _pieces(entry: Entry, source: Path, verify: bool) -> Iterator[Raw]:
         yield from entry.read(inner)
 
 
-def _from_hub(entry: Entry, name: str, root: Path, note: Note) -> Dataset:
-    cached = cache_folder() / "decoded" / f"{name}-hub"
+def hub_entry(name: str, verify: bool = True) -> Path:
+    """Where in the cache a downloaded dataset lies."""
+    return cache_folder() / "decoded" / f"{name}-{'hub' if verify else 'hub_unverified'}"
+
+
+def _from_hub(entry: Entry, name: str, root: Path, verify: bool, note: Note) -> Dataset:
+    cached = hub_entry(name, verify)
     if (dataset := open_entry(cached, name)) is not None:
         return dataset
     assert entry.hub is not None
     note(f"{name} is not in {root}; downloading {entry.hub.id} (once, into {cached.parent})")
     try:
-        _write(cached, entry, name, hub.download(entry), entry.num_images)
+        _write(cached, entry, name, hub.download(entry), entry.num_images if verify else None)
     except ValueError as error:
         raise ValueError(f"{name}: {error}; or {remedy(entry, root)}") from None
     dataset = open_entry(cached, name)

@@ -1,0 +1,105 @@
+"""Bring your own: arrays, a torch Dataset, a Hugging Face table."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fedncv.data import divide, from_arrays, from_table, from_torch, split
+
+PICTURES = np.random.default_rng(0).integers(0, 256, (6, 3, 4, 5), dtype=np.uint8)
+LABELS = [0, 2, 1, 2, 0, 1]
+
+
+def test_arrays_become_a_dataset_that_can_be_divided():
+    data = from_arrays(PICTURES, LABELS, name="mine")
+    assert np.array_equal(data.x.numpy(), PICTURES)
+    assert data.y.tolist() == LABELS
+    assert data.y.dtype == torch.int64
+    assert data.num_classes == 3
+    assert data.mean == pytest.approx(PICTURES.mean(axis=(0, 2, 3)) / 255)
+    clients = split(divide(data, "iid", num_clients=2, seed=0), 0.25, 0)
+    assert clients.sizes.tolist() == [2, 2]
+
+
+def test_tensors_are_not_copied_and_floats_are_left_alone():
+    x = torch.randn(4, 7, generator=torch.Generator().manual_seed(0))
+    data = from_arrays(x, torch.tensor([0, 1, 0, 1]), num_classes=5)
+    assert data.x.data_ptr() == x.data_ptr()
+    assert data.mean == ()
+    assert data.num_classes == 5
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "words"),
+    [
+        (PICTURES, [0, 1], "6 inputs and 2 labels"),
+        (PICTURES[:0], [], "labels are"),
+        (PICTURES, [0.5] * 6, "give one integer a sample"),
+        (PICTURES, [[0]] * 6, r"of shape \(6, 1\)"),
+        (PICTURES, [-1, 0, 0, 0, 0, 0], "label -1 is out of range"),
+        (PICTURES.transpose(0, 2, 3, 1), LABELS, "move the channels"),
+        (PICTURES[:, 0, 0], LABELS, "give .n, channels, height, width."),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused(x, y, words):
+    with pytest.raises(ValueError, match=words):
+        from_arrays(x, y)
+
+
+def test_labels_beyond_the_classes_and_owners_of_another_length_are_refused():
+    with pytest.raises(ValueError, match=r"label 2 is out of range 0..1"):
+        from_arrays(PICTURES, LABELS, num_classes=2)
+    with pytest.raises(ValueError, match=r"owners have shape \(2,\)"):
+        from_arrays(PICTURES, LABELS, owners=[1, 2])
+
+
+def test_owners_may_be_names_or_numbers():
+    assert from_arrays(PICTURES, LABELS, owners=list("abcabc")).owners.tolist() == [0, 1, 2, 0, 1, 2]
+    assert from_arrays(PICTURES, LABELS, owners=torch.tensor([9, 9, 9, 4, 4, 4])).owners.tolist() == [1, 1, 1, 0, 0, 0]
+
+
+class Samples(torch.utils.data.Dataset):
+    def __init__(self, items):
+        self.items = items
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, index):
+        return self.items[index]
+
+
+def test_a_torch_dataset_is_read_once():
+    tensors = from_torch(Samples([(torch.from_numpy(x), y) for x, y in zip(PICTURES, LABELS, strict=True)]))
+    assert np.array_equal(tensors.x.numpy(), PICTURES)
+    pillow = from_torch(
+        Samples([(Image.fromarray(x.transpose(1, 2, 0)), y) for x, y in zip(PICTURES, LABELS, strict=True)])
+    )
+    assert np.array_equal(pillow.x.numpy(), PICTURES)
+    assert pillow.y.tolist() == LABELS
+    subset = from_torch(torch.utils.data.TensorDataset(torch.zeros(3, 2), torch.tensor([0, 1, 1])))
+    assert subset.y.tolist() == [0, 1, 1]
+
+
+def test_samples_of_different_shapes_are_named():
+    with pytest.raises(ValueError, match=r"sample 1 has shape \(3,\), sample 0 \(2,\)"):
+        from_torch(Samples([(torch.zeros(2), 0), (torch.zeros(3), 1)]))
+    with pytest.raises(ValueError, match="the dataset is empty"):
+        from_torch(Samples([]))
+
+
+def test_a_table_brings_its_owners():
+    library = pytest.importorskip("datasets", reason="the extra 'hub' (datasets) is not installed")
+    pictures = [Image.fromarray(x.transpose(1, 2, 0)) for x in PICTURES]
+    columns = {"image": pictures, "label": LABELS, "writer": list("xxyyzz")}
+    features = library.Features(
+        {"image": library.Image(), "label": library.Value("int64"), "writer": library.Value("string")}
+    )
+    table = library.Dataset.from_dict(columns, features=features)
+    data = from_table(table, owner="writer")
+    assert np.array_equal(data.x.numpy(), PICTURES)
+    parts = divide(data, "natural", num_clients=3, seed=0)
+    assert [part.tolist() for part in parts] == [[0, 1], [2, 3], [4, 5]]
+    with pytest.raises(ValueError, match="there is no column 'author'; the table has image, label, writer"):
+        from_table(table, owner="author")
