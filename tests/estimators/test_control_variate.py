@@ -98,8 +98,8 @@ def test_perfect_memory_has_no_variance_whatever_the_weights(federation):
 def test_beta_zero_is_fedavg_to_the_last_bit():
     generator = torch.Generator().manual_seed(0)
     delta_SP, h_SP = torch.randn(2, 7, 5, generator=generator)
-    n_S = torch.tensor([3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0])
-    fedavg_P = ((n_S / n_S.sum())[:, None] * delta_SP).sum(dim=0)
+    n_S = torch.tensor([3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0], dtype=torch.float64)
+    fedavg_P = (n_S / n_S.sum()).float() @ delta_SP
     mean_h_P = torch.randn(5, generator=generator).double()
     estimate_P = server_estimate(delta_SP, h_SP, self_normalised_weights(n_S), mean_h_P, beta=0.0)
     assert estimate_P.dtype == torch.float32

@@ -5,7 +5,15 @@ import torch
 from torch.func import vmap
 from torch.testing import assert_close
 
-from fedncv.estimators.units import check_same_shape, check_sizes, check_weights, column, ratio, readable
+from fedncv.estimators.units import (
+    check_same_shape,
+    check_sizes,
+    check_weights,
+    column,
+    ratio,
+    readable,
+    weighted_total,
+)
 
 
 def test_different_shapes_are_named():
@@ -73,6 +81,12 @@ def test_a_column_multiplies_any_trailing_shape():
     w_U11 = column(w_U, torch.zeros(2, 3, 4, dtype=torch.float64))
     assert w_U11.shape == (2, 1, 1)
     assert w_U11.dtype == torch.float64
+
+
+def test_a_weighted_total_of_any_trailing_shape():
+    w_U, a_U = torch.tensor([1, 3]), torch.tensor([2.0, 5.0], dtype=torch.float64)
+    assert_close(weighted_total(w_U, a_U), torch.tensor(17.0, dtype=torch.float64))
+    assert_close(weighted_total(w_U, a_U.reshape(2, 1, 1)), torch.tensor([[17.0]], dtype=torch.float64))
 
 
 def test_a_ratio_over_nothing_is_zero_and_so_is_its_derivative():

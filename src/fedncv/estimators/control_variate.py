@@ -12,7 +12,7 @@ Shapes: U = units, N = all clients, S = clients drawn, P = parameters.
 
 from torch import Tensor
 
-from fedncv.estimators.units import check_same_shape, check_sizes, check_weights, column, ratio, readable
+from fedncv.estimators.units import check_same_shape, check_sizes, check_weights, ratio, readable, weighted_total
 
 
 def controlled(g_P: Tensor, c_P: Tensor, mean_c_P: Tensor, *, alpha: float | Tensor) -> Tensor:
@@ -32,7 +32,7 @@ def centred(a_UP: Tensor, w_U: Tensor) -> Tensor:
     weights of the draw that averages the units. One unit gives 0.
     """
     check_weights(w_U, a_UP)
-    return a_UP - (column(w_U, a_UP) * a_UP).sum(dim=0)
+    return a_UP - weighted_total(w_U, a_UP)
 
 
 def horvitz_thompson_weights(p_S: Tensor, inclusion_S: Tensor) -> Tensor:
@@ -71,5 +71,4 @@ def server_estimate(
     check_same_shape(delta_SP, h_SP)
     check_same_shape(delta_SP[0], mean_h_P)
     check_sizes(omega_S, delta_SP)
-    difference_SP = delta_SP - beta * h_SP
-    return beta * mean_h_P.to(delta_SP.dtype) + (column(omega_S, delta_SP) * difference_SP).sum(dim=0)
+    return beta * mean_h_P.to(delta_SP.dtype) + weighted_total(omega_S, delta_SP - beta * h_SP)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedncv.estimators.leave_one_out import leave_one_out_mean
-from fedncv.estimators.units import check_same_shape, check_sizes, column, ratio
+from fedncv.estimators.units import check_same_shape, check_sizes, ratio, weighted_total
 
 
 def reshaped_gradients(g_IP: Tensor, *, alpha: float | Tensor) -> Tensor:
@@ -53,9 +53,8 @@ def server_gradient(g_UP: Tensor, n_U: Tensor) -> Tensor:
     For a round's clients S pass their replies and sizes: p is normalised over them. One client alone
     gives g_u.
     """
-    n_U1 = column(n_U, g_UP)
-    difference_UP = g_UP - leave_one_out_mean(g_UP, n_U)
-    return (n_U1 / n_U1.sum() * difference_UP).sum(dim=0)
+    n_U = n_U.to(g_UP.dtype)
+    return weighted_total(n_U / n_U.sum(), g_UP - leave_one_out_mean(g_UP, n_U))
 
 
 def server_weights(n_U: Tensor) -> Tensor:

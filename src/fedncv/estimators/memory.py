@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fedncv.estimators.units import check_same_shape, check_sizes, column, ratio
+from fedncv.estimators.units import check_same_shape, check_sizes, ratio, weighted_total
 
 
 class WeightedSum(NamedTuple):
@@ -26,7 +26,7 @@ def weighted_sum(h_NP: Tensor, n_N: Tensor) -> WeightedSum:
     """Σ_v n_v h_v and Σ_v n_v from scratch."""
     check_sizes(n_N, h_NP)
     h_NP = h_NP.double()
-    return WeightedSum(total_P=(column(n_N, h_NP) * h_NP).sum(dim=0), size=n_N.double().sum())
+    return WeightedSum(total_P=weighted_total(n_N, h_NP), size=n_N.double().sum())
 
 
 def replace_rows(old: WeightedSum, h_old_SP: Tensor, n_old_S: Tensor, h_new_SP: Tensor, n_new_S: Tensor) -> WeightedSum:

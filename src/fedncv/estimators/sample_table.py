@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedncv.estimators.control_variate import controlled
-from fedncv.estimators.units import check_weights, column
+from fedncv.estimators.units import check_weights, weighted_total
 
 
 class Table(NamedTuple):
@@ -28,7 +28,7 @@ class Table(NamedTuple):
 def new_table(a_BP: Tensor, w_B: Tensor) -> Table:
     """A table of given gradients: zeros start SAGA, gradients at the round's start are SVRG's."""
     check_weights(w_B, a_BP)
-    return Table(a_BP=a_BP, mean_P=(column(w_B, a_BP) * a_BP).sum(dim=0))
+    return Table(a_BP=a_BP, mean_P=weighted_total(w_B, a_BP))
 
 
 def svrg_direction(table: Table, batch: Tensor, g_P: Tensor, *, alpha: float | Tensor) -> Tensor:

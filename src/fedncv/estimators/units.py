@@ -43,6 +43,14 @@ def column(w_U: Tensor, a_UP: Tensor) -> Tensor:
     return w_U.to(a_UP.dtype).reshape(-1, *(1 for _ in a_UP.shape[1:]))
 
 
+def weighted_total(w_U: Tensor, a_UP: Tensor) -> Tensor:
+    """Σ_u w_u a_u in a's dtype, as a row times a matrix.
+
+    One reduction for every estimator, the same as FedAvg's, so that equal estimates have equal bits.
+    """
+    return (w_U.to(a_UP.dtype) @ a_UP.reshape(len(a_UP), -1)).reshape(a_UP.shape[1:])
+
+
 def ratio(x: Tensor, y: Tensor) -> Tensor:
     """x / y where y > 0, and 0 where there is nothing to divide by.
 

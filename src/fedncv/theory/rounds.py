@@ -93,7 +93,7 @@ def uniform_ht(r: Round, S: list[int]) -> Tensor:
 
 
 def self_normalised(r: Round, S: list[int]) -> Tensor:
-    return self_normalised_weights(r.p_N[S])
+    return self_normalised_weights(tensor(r.sizes)[S])
 
 
 def estimates(r: Round, beta: float | Tensor, weights: Weights = uniform_ht) -> Tensor:
