@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy.io import savemat
 
-from fedncv.data import DATASETS, hub, load
+from fedncv.data import DATASETS, check_name, hub, load
 from fedncv.data.load import data_folder, find, fingerprint
 
 QUIET = {"note": lambda _: None}
@@ -46,6 +46,19 @@ def test_every_entry_says_what_it_is(name):
 def test_a_misspelt_name_gets_the_nearest():
     with pytest.raises(ValueError, match="unknown dataset 'cifar_10'; did you mean 'cifar10'"):
         load("cifar_10")
+
+
+@pytest.mark.parametrize("name", ["folder", "folder:", "folder:size=3"])
+def test_a_folder_without_a_path_is_refused(name):
+    with pytest.raises(ValueError, match="write folder:path="):
+        load(name)
+
+
+def test_names_can_be_checked_before_anything_is_loaded():
+    assert check_name("cifar10") is None
+    assert check_name("folder:path=/x,size=3") == {"path": "/x", "size": 3}
+    with pytest.raises(ValueError, match="unknown dataset ''"):
+        check_name("")
 
 
 def test_a_data_folder_that_does_not_exist_is_named(tmp_path, monkeypatch):

@@ -106,9 +106,24 @@ def test_knobs_can_be_named_in_a_config(name):
     assert spec.parse(f"{name}:min_samples=3", PARTITIONS, what="partition") == (name, {"min_samples": 3})
 
 
-def test_negative_labels_are_refused():
-    with pytest.raises(ValueError, match="label -1 is negative"):
-        iid(np.array([0, -1, 1]), 2, rng())
+@pytest.mark.parametrize("partition", [dirichlet, dirichlet_equal, classes, shards])
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        (np.array([0, -1, 1]), "label -1 is negative"),
+        (np.array([0.5, 1.0, 2.0]), "labels are float64 of shape .3,., not one class number a sample"),
+        (np.zeros((3, 2), dtype=np.int64), "take the partition iid"),
+    ],
+)
+def test_labels_that_are_no_classes_are_refused_where_they_matter(partition, labels, words):
+    with pytest.raises(ValueError, match=words):
+        partition(labels, 2, rng(), min_samples=1)
+
+
+@pytest.mark.parametrize("partition", [iid, dirichlet_sizes, lognormal_sizes])
+def test_targets_of_a_regression_are_divided_where_labels_do_not_matter(partition):
+    parts = partition(np.random.default_rng(0).normal(size=(60, 2)), 3, rng())
+    assert sum(map(len, parts)) == 60
 
 
 # The rule of each partition.

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 from fedncv import keys, spec
 from fedncv.data.dataset import Dataset
-from fedncv.data.load import load, load_folder
+from fedncv.data.load import check_name, load, load_folder
 from fedncv.data.own import from_arrays, from_table, from_torch
 from fedncv.data.owners import Parts
 from fedncv.data.partition import (
@@ -38,6 +38,7 @@ __all__ = [
     "Statistics",
     "Stream",
     "arrivals",
+    "check_name",
     "divide",
     "from_arrays",
     "from_table",

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -35,11 +36,9 @@ def load(name: str, data_dir: str | Path | None = None, *, verify: bool = True, 
     ``verify`` compares checksums and the number of images with the published ones. ``note`` gets a line
     before anything that takes long. ValueError says what to put where if nothing is found.
     """
-    if name.startswith("folder:"):
-        _, knobs = spec.parse(name, {"folder": load_folder}, what="dataset")
-        return load_folder(note, **knobs)
-    if name not in DATASETS:
-        raise ValueError(spec.nearest(name, [*DATASETS, "folder:path=..."], what="dataset"))
+    folder = check_name(name)
+    if folder is not None:
+        return load_folder(note, **folder)
     entry = DATASETS[name]
     if not entry.files:
         return _in_memory(entry, name)
@@ -55,6 +54,18 @@ def load(name: str, data_dir: str | Path | None = None, *, verify: bool = True, 
         dataset = open_entry(cached, name)
     assert dataset is not None
     return dataset
+
+
+def check_name(name: str) -> dict[str, Any] | None:
+    """ValueError unless ``load`` knows the name; -> the knobs of a folder, None for a dataset of the registry."""
+    if name in DATASETS:
+        return None
+    if name.partition(":")[0] != "folder":
+        raise ValueError(spec.nearest(name, [*DATASETS, "folder:path=..."], what="dataset"))
+    _, knobs = spec.parse(name, {"folder": load_folder}, what="dataset")
+    if "path" not in knobs:
+        raise ValueError(f"dataset {name!r} does not say which folder; write folder:path=...")
+    return knobs
 
 
 def load_folder(note: Note = to_stderr, *, path: str, size: int = 0, channels: int = 3) -> Dataset:

@@ -36,9 +36,18 @@ def check(labels: Indices, num_clients: int, min_samples: int) -> int:
             f"{num_clients} clients with min_samples={min_samples} need {num_clients * min_samples} samples, "
             f"there are {n}; take at most {n // min_samples} clients or min_samples={n // num_clients}"
         )
+    return n
+
+
+def check_classes(labels: Indices) -> None:
+    """ValueError unless labels are class numbers, for the partitions that look at them."""
+    if labels.ndim != 1 or labels.dtype.kind not in "iu":
+        raise ValueError(
+            f"labels are {labels.dtype} of shape {labels.shape}, not one class number a sample; "
+            "give the dataset groups, or take the partition iid"
+        )
     if labels.min() < 0:
         raise ValueError(f"label {labels.min()} is negative; labels go from 0 to the number of classes - 1")
-    return n
 
 
 def order_by(key_n: Indices, num_keys: int) -> Indices:

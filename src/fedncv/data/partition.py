@@ -15,7 +15,7 @@ import heapq
 
 import numpy as np
 
-from fedncv.data.owners import Floats, Indices, Parts, by_class, check, cut, fill, gather, serve
+from fedncv.data.owners import Floats, Indices, Parts, by_class, check, check_classes, cut, fill, gather, serve
 
 MAX_DRAWN = 10_000_000  # random numbers spent on retries; a draw of N x K larger than this is never repeated
 
@@ -49,6 +49,7 @@ def dirichlet(
     Li et al., "Federated learning on non-IID data silos", ICDE 2022, which does not always end.
     """
     check(labels, num_clients, min_samples)
+    check_classes(labels)
     check_alpha(alpha)
     if retries < 1:
         raise ValueError(f"retries is {retries}; it must be at least 1")
@@ -85,6 +86,7 @@ def dirichlet_equal(
     again among the rest (Hsu et al. 2019 go client by client, which leaves the rest to the last ones).
     """
     n = check(labels, num_clients, min_samples)
+    check_classes(labels)
     check_alpha(alpha)
     n_K = np.bincount(labels)
     held = np.flatnonzero(n_K)
@@ -139,6 +141,7 @@ def classes(
     nobody can spare one of the client's own.
     """
     check(labels, num_clients, min_samples)
+    check_classes(labels)
     n_K = np.bincount(labels)
     held = np.flatnonzero(n_K)
     if not 1 <= k <= len(held):
@@ -177,6 +180,7 @@ def shards(
     McMahan et al., "Communication-efficient learning of deep networks from decentralized data", 2017.
     """
     n = check(labels, num_clients, min_samples)
+    check_classes(labels)
     num_shards = num_clients * per_client
     if not 1 <= per_client <= n // num_clients:
         raise ValueError(
