@@ -50,7 +50,7 @@ def quadratics(method, *, a=(1.0, 4.0), b=(0.0, 1.0), sizes=None, x=5.0, lr=0.05
     config = RunConfig(dtype="float64", epochs=steps, batch_size=10**6, lr=lr, **settings)
     return build(
         config,
-        dataset=dataset,
+        data=dataset,
         clients=clients,
         model=lambda _shape, _outputs: Point(x),
         method=find_method(method) if isinstance(method, str) else method,
@@ -104,7 +104,7 @@ def tiny(method, *, sizes=(20, 13, 9, 18), model=Tiny, **config):
     }
     return build(
         RunConfig(clients=len(sizes), **(settings | config)),
-        dataset=dataset,
+        data=dataset,
         clients=clients,
         model=model,
         method=find_method(method) if isinstance(method, str) else method,

@@ -13,6 +13,8 @@ from fedncv.models import find_model
 from fedncv.spec import nearest, parse
 from fedncv.tasks import find_task
 
+CUSTOM = "custom"  # stands in a config for an object that was given from Python
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
@@ -111,6 +113,12 @@ class RunConfig(Settings):
                 f"per_round is {self.per_round}, but there are {self.clients} clients: "
                 f"draw at most {self.clients}, or raise clients"
             )
+        for name in ("method", "data", "model", "task"):
+            if getattr(self, name) == CUSTOM and name not in custom:
+                raise ValueError(
+                    f"this run was begun from Python with a {name} of its own; "
+                    f"go on with fedncv.resume(folder, {name}=...)"
+                )
         if "method" not in custom:
             find_method(self.method)
         if "data" not in custom and self.data not in DATASETS:

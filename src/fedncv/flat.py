@@ -32,6 +32,7 @@ class Layout(NamedTuple):
     head: slice
     buffer_names: tuple[str, ...]
     buffer_shapes: tuple[torch.Size, ...]
+    features: torch.Size  # shape of what the head is given for one sample
 
     @property
     def num_parameters(self) -> int:
@@ -110,6 +111,7 @@ class Model:
             head=slice(size_body, sum(p.numel() for _, p in named)),
             buffer_names=tuple(moving),
             buffer_shapes=tuple(b.shape for b in moving.values()),
+            features=self._features.shape[1:],
         )
         self.start_P = _flatten([p for _, p in named], like=named[0][1])
         self.start_R = _flatten(list(moving.values()), like=named[0][1])

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fedncv.config import RunConfig, from_dict
+from fedncv.config import CUSTOM, RunConfig, from_dict
 from fedncv.data import Dataset, prior_accuracy
 from fedncv.engine import evaluate
 from fedncv.engine.problem import Problem, State, arrivals, build, start
@@ -55,50 +55,61 @@ class Result:
 def simulate(
     config: RunConfig | None = None,
     *,
+    method: str | Method | None = None,
+    data: str | Dataset | None = None,
+    model: str | Factory | None = None,
+    task: str | Task | None = None,
     out: str | Path | None = None,
     overwrite: bool = False,
     on_round: OnRound | None = None,
-    dataset: Dataset | None = None,
-    model: Factory | None = None,
-    method: Method | None = None,
-    task: Task | None = None,
     **settings: Any,
 ) -> Result:
     """Run a federation and return what it did.
 
-    Settings are the fields of ``RunConfig``; objects (a dataset, a model factory, a method, a task) stand in
-    for names. With ``out`` the run is kept on disk and can be resumed. ``on_round`` is given every row.
+    Method, data, model and task are names or objects; all other settings are fields of ``RunConfig``. With
+    ``out`` the run is kept on disk and can be resumed. ``on_round`` is given every row: the place for
+    TensorBoard, MLflow or W&B.
 
-    >>> result = simulate(model="mlp", clients=5, per_round=2, rounds=1, epochs=1)
+    >>> result = simulate(method="fedprox:mu=0.1", model="mlp", clients=5, per_round=2, rounds=1, epochs=1)
     >>> sorted(result.last)[:4]
     ['after', 'after_client_mean', 'after_clients', 'after_worst_decile']
     """
-    config = from_dict(settings, where="simulate", base=config)
-    problem = build(config, dataset=dataset, model=model, method=method, task=task)
+    given = {"method": method, "data": data, "model": model, "task": task}
+    names, objects = _names_and_objects(given)
+    config = from_dict(settings | names, where="simulate", base=config)
+    problem = build(config, **objects)
     if out is None:
         return advance(problem, start(problem), on_round=on_round)
     from fedncv import store
 
     store.create(Path(out), config, overwrite=overwrite)
-    return resume(out, on_round=on_round, dataset=dataset, model=model, method=method, task=task)
+    return advance(problem, start(problem), folder=Path(out), on_round=on_round)
 
 
 def resume(
     folder: str | Path,
     *,
-    on_round: OnRound | None = None,
-    dataset: Dataset | None = None,
-    model: Factory | None = None,
     method: Method | None = None,
+    data: Dataset | None = None,
+    model: Factory | None = None,
     task: Task | None = None,
+    on_round: OnRound | None = None,
 ) -> Result:
     """Go on with the run in ``folder`` where its latest checkpoint stands. Objects given then are given again."""
     from fedncv import store
 
     folder = Path(folder)
-    problem = build(read_config(folder), dataset=dataset, model=model, method=method, task=task)
+    _, objects = _names_and_objects({"method": method, "data": data, "model": model, "task": task})
+    problem = build(read_config(folder), **objects)
     state = store.load_state(folder, problem)
     return advance(problem, state, rows=read_rows(folder), folder=folder, on_round=on_round)
+
+
+def _names_and_objects(given: dict[str, Any]) -> tuple[dict[str, str], dict[str, Any]]:
+    """What goes into the config, and what stands in for it; an object is "custom" in the config."""
+    names = {name: value if isinstance(value, str) else CUSTOM for name, value in given.items() if value is not None}
+    objects = {name: value for name, value in given.items() if not isinstance(value, str | None)}
+    return names, objects
 
 
 def advance(

@@ -135,7 +135,7 @@ def sgd(
     velocity_P: Tensor | None,
     phase: Phase,
     ask: Ask,
-    lr: float,
+    lr: float | Tensor,
     momentum: float,
     weight_decay: float,
 ) -> tuple[Tensor, Tensor | None]:

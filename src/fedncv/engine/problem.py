@@ -89,18 +89,18 @@ class State(NamedTuple):
 def build(
     config: RunConfig,
     *,
-    dataset: Dataset | None = None,
+    data: Dataset | None = None,
     clients: Clients | None = None,
     model: Factory | None = None,
     method: Method | None = None,
     task: Task | None = None,
 ) -> Problem:
     """The problem that ``config`` names; objects given stand in for the names."""
-    given = {"data": dataset, "model": model, "method": method, "task": task}
+    given = {"data": data, "model": model, "method": method, "task": task}
     config.check(custom=tuple(name for name, value in given.items() if value is not None))
     if config.device.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError(f"device is {config.device!r}, but torch sees no GPU here; use --device cpu")
-    dataset = dataset or load(config.data, config.data_dir or None)
+    dataset = data or load(config.data, config.data_dir or None)
     if clients is None:
         parts = divide(dataset, config.partition, num_clients=config.clients, seed=config.seed)
         clients = split(parts, config.test_share, config.seed)
@@ -118,6 +118,7 @@ def build(
         sizes_N=torch.from_numpy(sizes),
         num_classes=dataset.num_classes,
         layout=made.layout,
+        key=key_for(config.seed, "server start"),
     )
     rates_N = np.linspace(config.availability, 1.0, num_clients)
     inclusion_N = {

@@ -3,14 +3,28 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from fedncv.methods import (
+    fat_clipping,
+    fedadp,
+    fedavg,
+    fedavgm,
+    feddyn,
+    fedgen,
+    fedlc,
+    fednova,
+    fedopt,
+    fedper,
+    fedprox,
+    fedrep,
+    fedstale,
+    fedvarp,
+    local,
+    mifa,
+    moon,
+    pfedsim,
+    scaffold,
+)
 from fedncv.methods.base import Method
-from fedncv.methods.fedavg import Config as FedAvgConfig
-from fedncv.methods.fedavg import fedavg
-from fedncv.methods.fedper import fedper
-from fedncv.methods.fedprox import Config as FedProxConfig
-from fedncv.methods.fedprox import fedprox
-from fedncv.methods.scaffold import Config as ScaffoldConfig
-from fedncv.methods.scaffold import scaffold
 from fedncv.spec import parse
 
 
@@ -22,15 +36,81 @@ class Entry(NamedTuple):
 
 
 METHODS: dict[str, Entry] = {
-    "fedavg": Entry(fedavg, FedAvgConfig, "average the locally trained models", "McMahan 2017, arXiv:1602.05629"),
-    "fedprox": Entry(fedprox, FedProxConfig, "a pull towards the received model", "Li 2020, arXiv:1812.06127"),
+    "fedavg": Entry(
+        fedavg.fedavg, fedavg.Config, "average the locally trained models", "McMahan 2017, arXiv:1602.05629"
+    ),
+    "fedavgm": Entry(fedavgm.fedavgm, fedavgm.Config, "momentum at the server", "Hsu 2019, arXiv:1909.06335"),
+    "fedprox": Entry(fedprox.fedprox, fedprox.Config, "a pull towards the received model", "Li 2020, arXiv:1812.06127"),
+    "fednova": Entry(fednova.fednova, None, "updates normalised by local steps", "Wang 2020, arXiv:2007.07481"),
     "scaffold": Entry(
-        scaffold,
-        ScaffoldConfig,
+        scaffold.scaffold,
+        scaffold.Config,
         "control variates against client drift",
         "Karimireddy 2020, arXiv:1910.06378",
     ),
-    "fedper": Entry(fedper, None, "shared body, personal head", "Arivazhagan 2019, arXiv:1912.00818"),
+    "feddyn": Entry(
+        feddyn.feddyn,
+        feddyn.Config,
+        "dynamic regularisation that aligns local and global optima",
+        "Acar 2021, arXiv:2111.04263",
+    ),
+    "fedgen": Entry(
+        fedgen.fedgen,
+        fedgen.Config,
+        "a generator of features carries the clients' knowledge",
+        "Zhu 2021, arXiv:2105.10056",
+    ),
+    "fedlc": Entry(fedlc.fedlc, fedlc.Config, "logits calibrated by label counts", "Zhang 2022, arXiv:2209.00189"),
+    "moon": Entry(
+        moon.moon,
+        moon.Config,
+        "features contrasted with the global and the previous model's",
+        "Li 2021, arXiv:2103.16257",
+    ),
+    "fedper": Entry(fedper.fedper, None, "shared body, personal head", "Arivazhagan 2019, arXiv:1912.00818"),
+    "fedrep": Entry(
+        fedrep.fedrep, fedrep.Config, "personal head first, then the shared body", "Collins 2021, arXiv:2102.07078"
+    ),
+    "pfedsim": Entry(
+        pfedsim.pfedsim,
+        pfedsim.Config,
+        "bodies mixed among clients with similar heads",
+        "Tan 2023, arXiv:2305.15706",
+    ),
+    "fat_clipping_pi": Entry(
+        fat_clipping.fat_clipping_iteration,
+        fat_clipping.IterationConfig,
+        "every local gradient clipped",
+        "Yang 2022, arXiv:2210.00690",
+    ),
+    "fat_clipping_pr": Entry(
+        fat_clipping.fat_clipping_round,
+        fat_clipping.RoundConfig,
+        "every client's update clipped",
+        "Yang 2022, arXiv:2210.00690",
+    ),
+    "fedadp": Entry(
+        fedadp.fedadp, fedadp.Config, "weights from the angles between updates", "Wu 2021, arXiv:2012.00661"
+    ),
+    "fedvarp": Entry(
+        fedvarp.fedvarp,
+        fedvarp.Config,
+        "remembered updates stand in for absent clients",
+        "Jhunjhunwala 2022, arXiv:2207.14130",
+    ),
+    "fedstale": Entry(
+        fedstale.fedstale,
+        fedstale.Config,
+        "remembered updates, trusted in part",
+        "Rodio 2024, arXiv:2405.04171",
+    ),
+    "mifa": Entry(mifa.mifa, mifa.Config, "steps along everybody's latest update", "Gu 2021, arXiv:2106.04159"),
+    "fedadagrad": Entry(
+        fedopt.fedadagrad, fedopt.AdagradConfig, "Adagrad at the server", "Reddi 2021, arXiv:2003.00295"
+    ),
+    "fedadam": Entry(fedopt.fedadam, fedopt.Config, "Adam at the server", "Reddi 2021, arXiv:2003.00295"),
+    "fedyogi": Entry(fedopt.fedyogi, fedopt.Config, "Yogi at the server", "Reddi 2021, arXiv:2003.00295"),
+    "local": Entry(local.local, None, "every client alone, nothing sent", "Tan 2022, arXiv:2103.00710"),
 }
 
 

@@ -56,6 +56,7 @@ class Federation(NamedTuple):
     sizes_N: Tensor  # training samples of every client, asked once when it joins; float64
     num_classes: int
     layout: Layout
+    key: Key  # for draws of the server before the first round
 
 
 class Phase(NamedTuple):

@@ -1,0 +1,99 @@
+"""Draws of clients: inclusion probabilities by enumeration, not by counting draws."""
+
+from itertools import pairwise, product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedncv.engine.sampling import (
+    available_inclusion,
+    draw_available,
+    draw_systematic,
+    draw_uniform,
+    systematic,
+    uniform_inclusion,
+    weighted_inclusion,
+)
+
+sizes = st.lists(st.integers(1, 1000), min_size=1, max_size=12)
+
+
+def rng(seed=0):
+    return np.random.default_rng(seed)
+
+
+def test_uniform_draws_are_sorted_distinct_and_of_the_right_size():
+    for seed in range(20):
+        ids = draw_uniform(rng(seed), 10, 4)
+        assert len(set(ids)) == 4
+        assert (np.diff(ids) > 0).all()
+    assert np.array_equal(uniform_inclusion(10, 4), np.full(10, 0.4))
+
+
+@settings(deadline=None)
+@given(sizes, st.data())
+def test_weighted_inclusion_is_proportional_up_to_certainty(n_u, data):
+    m = data.draw(st.integers(1, len(n_u)))
+    n_u = np.array(n_u, dtype=float)
+    pi = weighted_inclusion(n_u, m)
+    assert pi.sum() == pytest.approx(m)
+    assert ((pi > 0) & (pi <= 1)).all()
+    uncertain = pi < 1
+    if uncertain.any():
+        ratio = pi[uncertain] / n_u[uncertain]
+        assert ratio == pytest.approx(ratio[0])
+        assert (n_u[~uncertain] * ratio[0] >= 1 - 1e-9).all()
+
+
+@settings(deadline=None)
+@given(sizes, st.data())
+def test_systematic_draws_have_exactly_their_inclusion_probabilities(n_u, data):
+    """The draw is constant between the breakpoints of v: integrate over the pieces."""
+    m = data.draw(st.integers(1, len(n_u)))
+    pi = weighted_inclusion(np.array(n_u, dtype=float), m)
+    breaks = np.unique(np.concatenate([[0.0, 1.0], np.cumsum(pi) % 1]))
+    included = np.zeros(len(pi))
+    for low, high in pairwise(breaks):
+        if high - low > 1e-12:
+            ids = systematic(pi, (low + high) / 2)
+            assert len(ids) == m
+            included[ids] += high - low
+    assert included == pytest.approx(pi, abs=1e-9)
+
+
+def test_a_systematic_draw_has_a_fixed_size():
+    pi = weighted_inclusion(np.array([100.0, 1, 1, 1, 5]), 2)
+    for seed in range(50):
+        ids = draw_systematic(rng(seed), pi)
+        assert len(ids) == 2
+        assert 0 in ids
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.sampled_from([0.1, 0.5, 0.75, 1.0]), min_size=1, max_size=7), st.data())
+def test_available_inclusion_equals_the_sum_over_all_sets_of_reachable_clients(rates, data):
+    m = data.draw(st.integers(1, len(rates)))
+    rates = np.array(rates)
+    expected = np.zeros(len(rates))
+    for up in product([0, 1], repeat=len(rates)):
+        up = np.array(up)
+        if up.any():
+            expected += np.prod(np.where(up, rates, 1 - rates)) * up * min(1, m / up.sum())
+    assert available_inclusion(rates, m) == pytest.approx(expected, abs=1e-12)
+
+
+def test_available_inclusion_in_pieces_is_the_same():
+    """3000 clients are more than one chunk of frequencies."""
+    rates = np.linspace(0.2, 1, 3000)
+    pi = available_inclusion(rates, 10)
+    assert pi.sum() == pytest.approx(10)  # at least ten are reachable, always
+    assert (np.diff(pi) > 0).all()
+
+
+def test_available_draws_hold_only_the_reachable():
+    rates = np.array([0.0001, 1, 1, 0.0001, 1])
+    assert set(draw_available(rng(), rates, 3)) == {1, 2, 4}
+    assert len(draw_available(rng(), rates, 2)) == 2
+    assert len(draw_available(rng(), np.full(3, 1e-9), 2)) == 0

@@ -1,0 +1,220 @@
+"""Runs on disk: killed anywhere and resumed, they end with the same bytes; damage is recognised and named."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import fedncv
+from fedncv import store
+from fedncv.cli import main
+from fedncv.config import RunConfig, write_toml
+from fedncv.engine.problem import build, start
+from fedncv.methods import METHODS
+from fedncv.results import read_rows, read_run, runs_in
+from fedncv.tree import leaves
+
+QUICK = {"model": "mlp", "clients": 5, "per_round": 2, "rounds": 4, "epochs": 1, "checkpoint_every": 2}
+
+
+def dying(*arguments):
+    """tests/dying.py's verdicts."""
+    script = Path(__file__).with_name("dying.py")
+    done = subprocess.run([sys.executable, script, *map(str, arguments)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_killed_at_every_write_point_a_run_ends_with_the_same_bytes(tmp_path):
+    verdicts = dying("points", tmp_path)
+    names = {name.rpartition(" (")[0] for name in verdicts}
+    atomic, appended = ("half written", "written, not renamed", "renamed"), ("half a row", "a row")
+    files = {"config": atomic, "state": atomic, "metrics.jsonl": appended, "timing.jsonl": appended}
+    assert names == {f"{file}: {moment}" for file, moments in files.items() for moment in moments}
+    assert set(verdicts.values()) == {"equal"}, verdicts
+
+
+def test_killed_at_three_random_moments_a_run_ends_with_the_same_bytes(tmp_path):
+    verdicts = dying("moments", tmp_path, 3, 0)
+    assert set(verdicts.values()) == {"equal"}, verdicts
+
+
+@pytest.mark.slow
+def test_killed_at_twenty_random_moments_a_run_ends_with_the_same_bytes(tmp_path):
+    verdicts = dying("moments", tmp_path, 20, 1)
+    assert len(verdicts) == 20
+    assert set(verdicts.values()) == {"equal"}, verdicts
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_methods_state_survives_the_disk_to_the_last_bit(method, tmp_path):
+    result = fedncv.simulate(out=tmp_path / "run", method=method, **QUICK)
+    stored = store.read_state(tmp_path / "run", result.problem)
+    ours, theirs = dict(leaves(result.state)), dict(leaves(stored))
+    assert ours.keys() == theirs.keys()
+    for path, leaf in ours.items():
+        if isinstance(leaf, torch.Tensor):
+            assert torch.equal(leaf, theirs[path]), path
+            assert leaf.dtype == theirs[path].dtype, path
+        else:
+            assert leaf == theirs[path], path
+
+
+def test_two_runs_of_one_config_have_the_same_bytes(tmp_path):
+    for name in "ab":
+        fedncv.simulate(out=tmp_path / name, **QUICK)
+    for file in ("config.toml", "metrics.jsonl", "state.safetensors"):
+        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
+
+
+def test_metrics_hold_no_clock_and_timing_does(tmp_path):
+    fedncv.simulate(out=tmp_path / "run", **QUICK)
+    assert not any("seconds" in row for row in read_rows(tmp_path / "run"))
+    timing = [json.loads(line) for line in (tmp_path / "run" / "timing.jsonl").read_text().splitlines()]
+    assert [row["round"] for row in timing] == [0, 1, 2, 3, 4]
+    assert all(row["seconds"] > 0 for row in timing)
+
+
+def test_resuming_a_finished_run_changes_nothing(tmp_path):
+    fedncv.simulate(out=tmp_path / "run", **QUICK)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    result = fedncv.resume(tmp_path / "run")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
+    assert [row["round"] for row in result.rows] == [0, 1, 2, 3, 4]
+
+
+# ---- damage --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(tmp_path):
+    fedncv.simulate(out=tmp_path / "run", method="fedper", **(QUICK | {"clients": 3, "rounds": 2}))
+    return tmp_path / "run"
+
+
+def test_a_checkpoint_cut_at_any_byte_is_recognised(run):
+    """At every byte of the header and around it, and at a few hundred places in the numbers."""
+    path = run / "state.safetensors"
+    whole = path.read_bytes()
+    problem = build(fedncv.RunConfig(**vars(read_run(run).config)))
+    header = 8 + int.from_bytes(whole[:8], "little")
+    cuts = {*range(0, header + 64, 7), *range(header, len(whole), max(1, len(whole) // 300)), len(whole) - 1}
+    for cut in sorted(cuts):
+        path.write_bytes(whole[:cut])
+        with pytest.raises(ValueError, match=r"state.safetensors cannot be used \(.+\); restore it, or delete it"):
+            store.load_state(run, problem)
+    path.write_bytes(whole)
+    store.load_state(run, problem)
+
+
+def test_a_checkpoint_with_a_flipped_bit_is_recognised(run):
+    path = run / "state.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-100] ^= 1
+    path.write_bytes(bytes(data))
+    with pytest.raises(ValueError, match="its checksum differs"):
+        store.load_state(run, build(read_run(run).config))
+
+
+def test_a_foreign_checkpoint_is_recognised(run, capsys):
+    save_file({"x": torch.zeros(3)}, run / "state.safetensors")
+    assert main(["resume", str(run)]) == 2
+    assert "not a fedncv checkpoint" in capsys.readouterr().err
+
+
+def test_a_checkpoint_of_another_config_is_refused(run):
+    config = read_run(run).config
+    text = write_toml(config).replace("lr = 0.01", "lr = 0.02")
+    assert text != write_toml(config)
+    (run / "config.toml").write_text(text)
+    with pytest.raises(ValueError, match="belongs to another config"):
+        fedncv.resume(run)
+
+
+def test_lost_metrics_are_noticed(run):
+    (run / "metrics.jsonl").write_bytes(b"")
+    with pytest.raises(ValueError, match="has lost rows"):
+        fedncv.resume(run)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("rounds = ", "is not TOML"), ("round = 3", "unknown key 'round'"), ('rounds = "3"', "rounds must be int")],
+)
+def test_a_damaged_config_is_named(run, text, message, capsys):
+    (run / "config.toml").write_text(text)
+    assert main(["show", str(run)]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert "config.toml" in error or "must be" in error
+
+
+def test_metrics_cut_in_the_middle_of_a_line_are_read_up_to_it(run):
+    path = run / "metrics.jsonl"
+    rows = read_rows(run)
+    path.write_bytes(path.read_bytes()[:-5])
+    assert read_rows(run) == rows[:-1]
+    path.write_bytes(b"nonsense\n")
+    with pytest.raises(ValueError, match="line 1, is not a row"):
+        read_rows(run)
+
+
+def test_folders_that_are_no_runs_are_left_alone(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("precious")
+    with pytest.raises(ValueError, match="exists and is not a run"):
+        fedncv.simulate(out=tmp_path / "mine", overwrite=True, **QUICK)
+    assert (tmp_path / "mine" / "thesis.tex").read_text() == "precious"
+    with pytest.raises(ValueError, match="holds no run"):
+        runs_in(tmp_path / "mine")
+    with pytest.raises(ValueError, match="there is no folder"):
+        runs_in(tmp_path / "nowhere")
+
+
+def test_a_run_is_not_overwritten_by_accident(run):
+    with pytest.raises(ValueError, match="already holds a run; go on with `fedncv resume"):
+        fedncv.simulate(out=run, **QUICK)
+    fedncv.simulate(out=run, overwrite=True, **(QUICK | {"rounds": 1}))
+    assert len(read_rows(run)) == 2
+
+
+def test_a_full_disk_leaves_the_old_checkpoint(run, monkeypatch):
+    old = (run / "state.safetensors").read_bytes()
+    monkeypatch.setattr(store.os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    problem = build(read_run(run).config)
+    with pytest.raises(OSError, match="No space left"):
+        store.Journal(run, problem.config, start(problem)).checkpoint()
+    assert (run / "state.safetensors").read_bytes() == old
+
+
+def test_a_diverged_run_is_kept_up_to_its_last_good_round(tmp_path):
+    settings = QUICK | {"lr": 1e30, "rounds": 5}
+    with pytest.raises(ArithmeticError, match="diverged in round"):
+        fedncv.simulate(out=tmp_path / "run", **settings)
+    run = read_run(tmp_path / "run")
+    assert run.status == "failed"
+    failed = run.rows[-1]
+    assert "diverged" in failed["failed"]
+    assert failed["round"] == run.rounds + 1
+    state = store.load_state(tmp_path / "run", build(run.config))
+    assert state.round == run.rounds
+    assert "failed" not in read_rows(tmp_path / "run")[-1]
+
+
+def test_an_exported_model_is_an_ordinary_state_dict(run, tmp_path, capsys):
+    assert main(["export", str(run), "--client", "1", "--to", str(tmp_path / "m.safetensors")]) == 0
+    from fedncv.models import MLP
+
+    MLP((1, 28, 28), 10).load_state_dict(load_file(tmp_path / "m.safetensors"))
+    assert main(["export", str(run)]) == 2
+    assert "name one with --client" in capsys.readouterr().err
+    assert main(["export", str(run), "--client", "99"]) == 2
+    assert "numbered 0 to 2" in capsys.readouterr().err
+
+
+def test_a_config_keeps_its_bytes():
+    assert write_toml(RunConfig()) == write_toml(RunConfig())
