@@ -3,6 +3,8 @@
 import errno
 import json
 import os
+import subprocess
+import sys
 import time
 import warnings
 
@@ -65,8 +67,10 @@ def test_a_file_that_was_cut_or_lost_makes_the_entry_void_and_it_is_written_anew
     entry = cache / "name-1"
     write(entry, pieces(8))
     whole = (entry / file).read_bytes()
-    for damage in (lambda: (entry / file).write_bytes(whole[:-1]), (entry / file).unlink):
-        damage()
+    for content in (whole[:-1], whole + b"x", b"", None):
+        (entry / file).unlink()
+        if content is not None:
+            (entry / file).write_bytes(content)
         assert open_entry(entry, "name") is None
         write(entry, pieces(8))
         assert len(open_entry(entry, "name").y) == 8
@@ -118,6 +122,36 @@ def test_a_reader_that_fails_halfway_leaves_nothing(cache):
     with pytest.raises(ValueError, match="the second file is damaged"):
         write(cache / "name-1", broken())
     assert list(cache.iterdir()) == []
+
+
+SLOW_WRITER = """
+import sys, time
+from pathlib import Path
+import numpy as np
+from fedncv.data.cache import write_entry
+from fedncv.data.raw import Raw
+
+def pieces():
+    while True:
+        yield Raw(np.zeros((8, 2, 3, 4), np.uint8), np.zeros(8, np.int64))
+        print("wrote", flush=True)
+        time.sleep(0.01)
+
+write_entry(Path(sys.argv[1]), pieces(), shape=(2, 3, 4), num_classes=5, num_images=None)
+"""
+
+
+def test_a_writer_killed_at_work_leaves_no_entry(cache):
+    with subprocess.Popen(
+        [sys.executable, "-c", SLOW_WRITER, str(cache / "name-1")], stdout=subprocess.PIPE, text=True
+    ) as writer:
+        for _ in range(3):
+            assert writer.stdout.readline() == "wrote\n"
+        writer.kill()
+    assert any(cache.iterdir())  # half an entry, under another name
+    assert open_entry(cache / "name-1", "name") is None
+    write(cache / "name-1", pieces(2))
+    assert len(open_entry(cache / "name-1", "name").y) == 2
 
 
 def test_a_killed_writer_is_never_believed_and_swept_up_later(cache):

@@ -43,6 +43,12 @@ def test_sizes_follow_the_formula():
     ]
 
 
+def test_rounding_of_floats_costs_no_sample():
+    """0.29 * 100 is 28.999999999999996 in floating point."""
+    stream = arrivals([np.arange(100)], LABELS, 0, start=0.29, rate=0.0)
+    assert stream.sizes(0).tolist() == [29]
+
+
 def test_a_start_of_one_is_the_static_federation():
     stream = arrivals(TRAIN, LABELS, 0, start=1.0, rate=0.0)
     assert all(map(np.array_equal, stream.visible(0), TRAIN))
