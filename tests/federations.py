@@ -1,5 +1,7 @@
 """Small federations that tests share: two quadratics with everything known, and a tiny classifier."""
 
+from collections import namedtuple
+
 import numpy as np
 import torch
 from torch import nn
@@ -8,7 +10,9 @@ from fedncv.config import RunConfig
 from fedncv.data import Clients, Dataset
 from fedncv.engine.problem import build, start
 from fedncv.engine.sequential import Draw, run_round
+from fedncv.keys import key_for
 from fedncv.methods import find_method
+from fedncv.methods.base import Federation, Replies, ServerAsk
 from fedncv.tasks import Task
 
 
@@ -46,8 +50,8 @@ def quadratics(method, *, a=(1.0, 4.0), b=(0.0, 1.0), sizes=None, x=5.0, lr=0.05
     dataset = Dataset("quadratics", torch.zeros(len(owner), 1, dtype=torch.float64), y, 1)
     none = np.array([], dtype=np.int64)
     clients = Clients([np.flatnonzero(owner == u) for u in range(len(a))], [none] * len(a))
-    settings = {"clients": len(a), "per_round": len(a), "rounds": 10**6} | config
-    config = RunConfig(dtype="float64", epochs=steps, batch_size=10**6, lr=lr, **settings)
+    settings = {"clients": len(a), "per_round": len(a), "rounds": 10**6, "batch_size": 10**6} | config
+    config = RunConfig(dtype="float64", epochs=steps, lr=lr, **settings)
     return build(
         config,
         data=dataset,
@@ -64,6 +68,57 @@ def train(problem, *, rounds=1, ids=None, state=None):
     for _ in range(rounds):
         state, _ = run_round(problem, state, everyone(*ids) if ids else None)
     return state
+
+
+class Product(nn.Module):
+    """f = head * body, a number each: what is trained first, and by whom it is kept, shows in the numbers."""
+
+    def __init__(self, body, head):
+        super().__init__()
+        self.body = nn.Parameter(torch.tensor([float(body)]))
+        self.head = nn.Linear(1, 1, bias=False)
+        nn.init.constant_(self.head.weight, head)
+
+    def forward(self, x):
+        return self.head(self.body.expand(len(x), 1))
+
+
+def products(method, *, targets=(0.0, 3.0), body=1.0, head=1.0, lr=0.1, epochs=1, **config):
+    """Client u holds one sample of loss (head * body - target_u)^2 / 2."""
+    y = torch.tensor([[1.0, t] for t in targets], dtype=torch.float64)
+    dataset = Dataset("products", torch.zeros(len(targets), 1, dtype=torch.float64), y, 1)
+    none = np.array([], dtype=np.int64)
+    clients = Clients([np.array([u]) for u in range(len(targets))], [none] * len(targets))
+    settings = {"clients": len(targets), "per_round": len(targets), "rounds": 10, "batch_size": 4} | config
+    return build(
+        RunConfig(dtype="float64", epochs=epochs, lr=lr, **settings),
+        data=dataset,
+        clients=clients,
+        model=lambda _shape, _outputs: Product(body, head),
+        method=find_method(method) if isinstance(method, str) else method,
+        task=QUADRATIC,
+    )
+
+
+# ---- replies made by hand ------------------------------------------------------------------------------
+
+
+def vector(*numbers):
+    return torch.tensor(numbers, dtype=torch.float64)
+
+
+def federation(sizes=(1, 1), *, layout=None, rounds=10):
+    """What a server knows of clients of these sizes."""
+    return Federation(len(sizes), len(sizes), rounds, vector(*sizes), 1, layout, key_for(0, "test"))
+
+
+def answer(method, server, replies, *, sizes=(1, 1), round=0, model=None):
+    """The server after ``replies``: client -> the parts of its ``up``."""
+    ids = sorted(replies)
+    up = namedtuple("Up", method.reveals)
+    ups = up(*(torch.stack(list(part)) for part in zip(*(replies[u] for u in ids), strict=True)))
+    stacked = Replies(ups, torch.tensor(ids), vector(*(sizes[u] for u in ids)), torch.ones(len(ids)))
+    return method.aggregate(ServerAsk(model, round, key_for(0, "test", round)), server, stacked)
 
 
 # ---- a tiny classifier ---------------------------------------------------------------------------------

@@ -172,7 +172,7 @@ def measure(problem: Problem, state: State) -> Row:
 
 def prior(problem: Problem) -> Row:
     """What a client reaches by always naming its majority class: the floor under every method."""
-    labels = problem.dataset.labels
+    labels = problem.dataset.y
     if labels.is_floating_point() or labels.dim() != 1:
         return {}
     accuracy = prior_accuracy(labels.cpu().numpy(), problem.clients, problem.dataset.num_classes)

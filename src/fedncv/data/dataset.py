@@ -19,12 +19,12 @@ class Dataset(NamedTuple):
     num_classes: int  # outputs of the model; for regression the number of targets
     mean: tuple[float, ...] = ()  # per channel, of x / 255; () leaves inputs as they are
     std: tuple[float, ...] = ()
-    groups: Tensor | None = None  # (n,) integers that partitions and label priors look at; None: y itself
+    groups: Tensor | None = None  # (n,) integers that partitions look at; None: y itself
     owners: Tensor | None = None  # (n,) whose sample it is (writer, device), for the partition "natural"
 
     @property
     def labels(self) -> Tensor:
-        """(n,) int64, in 0..num_classes-1: what partitions and label counts look at."""
+        """(n,) int64: what partitions look at."""
         return self.y if self.groups is None else self.groups
 
     @property

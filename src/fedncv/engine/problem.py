@@ -41,7 +41,7 @@ class Problem(NamedTuple):
 
     def client(self, u: int) -> Client:
         train = torch.from_numpy(self.clients.train[u])
-        labels = self.dataset.labels[train]
+        labels = self.dataset.y[train]
         num_classes = self.dataset.num_classes
         counts_C = self.model.start_P.new_zeros(num_classes)
         if not labels.is_floating_point() and labels.dim() == 1:

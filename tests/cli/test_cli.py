@@ -1,0 +1,189 @@
+"""The commands as a person meets them: tables, pictures, one line for a mistake, and Ctrl-C."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fedncv.cli import COMMANDS, main
+from fedncv.cli.run import folder_name
+from fedncv.config import RunConfig
+from fedncv.recipes import RECIPES
+from fedncv.results import read_rows, read_run
+
+QUICK = ["--model", "mlp", "--clients", "5", "--per-round", "2", "--rounds", "3", "--epochs", "1"]
+
+
+def fedncv(*words, **options):
+    return subprocess.Popen(
+        [sys.executable, "-m", "fedncv", *map(str, words)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,
+    )
+
+
+def test_every_command_helps(capsys):
+    assert main([]) == main(["--help"]) == 0
+    out = capsys.readouterr().out
+    for name, meaning in COMMANDS.items():
+        assert meaning in out
+        with pytest.raises(SystemExit) as left:
+            main([name, "--help"])
+        assert left.value.code == 0
+        assert f"fedncv {name}" in capsys.readouterr().out
+
+
+def test_help_explains_every_setting(capsys):
+    with pytest.raises(SystemExit):
+        main(["run", "--help"])
+    text = re.sub(r"\W+", " ", capsys.readouterr().out)
+    for words in ("Local learning rate above 0", "Clients drawn for a round from 1 to all", "default 100"):
+        assert words in text
+
+
+def test_a_run_ends_with_a_table_a_picture_and_where_they_are(tmp_path, capsys):
+    out = tmp_path / "demo"
+    assert main(["run", *QUICK, "--method", "fedavg", "fedprox:mu=0.1", "--seeds", "0", "1", "--out", str(out)]) == 0
+    text = capsys.readouterr().out
+    for word in (
+        "before %",
+        "after %",
+        "samples",
+        "down",
+        "fedprox:mu=0.1",
+        "label prior alone",
+        str(out / "curves.png"),
+    ):
+        assert word in text
+    assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert {p.name for p in out.iterdir()} == {
+        "fedavg-seed0", "fedavg-seed1", "fedprox-mu-0.1-seed0", "fedprox-mu-0.1-seed1", "curves.png",
+    }  # fmt: skip
+    assert main(["show", str(out)]) == 0
+    shown = capsys.readouterr().out
+    assert "a fedavg" in shown
+    assert "b fedprox:mu=0.1" in shown
+
+
+def test_the_same_command_prints_the_same_digits(tmp_path, capsys):
+    command = ["run", *QUICK, "--out", str(tmp_path / "demo"), "--overwrite"]
+    tables = []
+    for _ in range(2):
+        assert main(command) == 0
+        tables.append([line for line in capsys.readouterr().out.splitlines() if "│" in line])
+    assert tables[0] == tables[1]
+    assert tables[0]
+
+
+def test_settings_come_from_recipe_then_file_then_options(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text('method = ["fedper"]\nseeds = [3]\nlr = 1\nclients = 6\nper_round = 2\nrounds = 1\nmodel = "mlp"\n')
+    out = tmp_path / "out"
+    assert main(["run", "--recipe", "smoke", "--config", str(file), "--clients", "7", "--out", str(out)]) == 0
+    config = read_run(out / "fedper-seed3").config
+    assert (config.clients, config.per_round, config.lr, config.eval_every) == (
+        7,
+        2,
+        1.0,
+        RECIPES["smoke"]().settings.eval_every,
+    )
+
+
+def test_folders_are_named_after_method_and_seed():
+    assert folder_name(RunConfig(method="fedprox:mu=0.1", seed=3)) == "fedprox-mu-0.1-seed3"
+
+
+MISTAKES = [
+    (["runn"], "unknown command 'runn'; did you mean 'run'"),
+    (["run", "--rouds", "3"], "--rouds, 3; perhaps you meant --rounds"),
+    (["run", "--rounds", "many"], "--rounds"),
+    (["run", "--method", "fedavgg"], "unknown method 'fedavgg'; did you mean 'fedavg'"),
+    (["run", "--lr", "-1"], "lr must be above 0"),
+    (["run", "--partition", "dirichlet:alpha=0"], "alpha"),
+    (["run", "--clients", "0"], "clients must be at least 1, not 0"),
+    (["run", "--clients", "5000"], "5000 clients for 1797 samples"),
+    (["run", "--clients", "5", "--per-round", "6"], "per_round is 6, but there are 5 clients"),
+    (["run", "--recipe", "smok"], "did you mean 'smoke'"),
+    (["run", "--config", "nowhere.toml"], "cannot read nowhere.toml: No such file"),
+    (["run", "--device", "cuda"], "torch sees no GPU here"),
+    (["run", "--device", "toaster"], "unknown device 'toaster'"),
+    (["run", "--method", "fedavg", "fedavg"], "named twice"),
+    (["run", "--seeds"], "at least one"),
+    (["show", "nowhere"], "there is no folder nowhere"),
+    (["resume"], "folder"),
+    (["export", "."], "is not a run"),
+]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"), MISTAKES, ids=lambda value: " ".join(value) if isinstance(value, list) else ""
+)
+def test_a_mistake_gets_one_line_and_leaves_nothing_behind(words, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("fedncv: ")
+    assert message in error
+    assert error.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_one_diverged_run_does_not_stop_the_others(tmp_path, capsys):
+    out = tmp_path / "out"
+    assert main(["run", *QUICK, "--method", "fedprox:mu=1e30", "fedavg", "--out", str(out)]) == 2
+    captured = capsys.readouterr()
+    assert "diverged in round 1" in captured.err
+    assert "failed:" in captured.out
+    assert read_run(out / "fedavg-seed0").status == "finished"
+
+
+def begin(out, *, rounds=120):
+    """A run in a process of its own, some rounds under way."""
+    process = fedncv("run", *QUICK[:-4], "--rounds", rounds, "--epochs", "1", "--eval-every", "50", "--out", out)
+    metrics = Path(out) / "fedavg-seed0" / "metrics.jsonl"
+    deadline = time.monotonic() + 60
+    while not (metrics.exists() and metrics.read_bytes().count(b"\n") > 5):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return process
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_a_stopped_run_is_resumed_to_the_same_bytes(how, tmp_path):
+    process = begin(tmp_path / "stopped")
+    os.kill(process.pid, how)
+    _, error = process.communicate(timeout=60)
+    stopped = tmp_path / "stopped" / "fedavg-seed0"
+    if how == signal.SIGINT:
+        assert process.returncode == 130
+        assert error.strip() == f"stopped; nothing is lost. Go on with:  fedncv resume {tmp_path / 'stopped'}"
+        rows = len(read_rows(stopped))
+    resumed = fedncv("resume", tmp_path / "stopped")
+    _, error = resumed.communicate(timeout=120)
+    assert resumed.returncode == 0, error
+    if how == signal.SIGINT:  # nothing is lost: not a round is repeated
+        timing = [line for line in (stopped / "timing.jsonl").read_text().splitlines() if line]
+        assert len(timing) == 121
+        assert 5 < rows < 121
+    undisturbed = fedncv(
+        "run", *QUICK[:-4], "--rounds", 120, "--epochs", "1", "--eval-every", "50", "--out", tmp_path / "whole"
+    )
+    undisturbed.communicate(timeout=120)
+    assert undisturbed.returncode == 0
+    for name in ("metrics.jsonl", "state.safetensors", "config.toml"):
+        assert (stopped / name).read_bytes() == (tmp_path / "whole" / "fedavg-seed0" / name).read_bytes()
+
+
+def test_output_into_a_closed_pipe_is_no_error():
+    done = subprocess.run(
+        f"{sys.executable} -m fedncv run --help | head -1", shell=True, capture_output=True, text=True, check=False
+    )
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,166 @@
+"""The Python side: names or objects, rows, callbacks, and things that are not images."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from federations import Tiny, tiny_dataset
+from torch import nn
+
+import fedncv
+from fedncv.methods import find_method
+
+QUICK = {"clients": 5, "per_round": 2, "rounds": 3, "epochs": 1}
+
+
+def test_rows_are_tidy_and_the_callback_sees_every_one():
+    seen = []
+    result = fedncv.simulate(model="mlp", on_round=seen.append, eval_every=2, **QUICK)
+    assert [row["round"] for row in result.rows] == [0, 1, 2, 3]
+    assert seen == result.rows
+    assert [("before" in row, "after" in row) for row in seen] == [
+        (True, False),
+        (False, False),
+        (True, False),
+        (True, True),
+    ]
+    for row in result.tidy():
+        assert (row["method"], row["seed"]) == ("fedavg", 0)
+        assert not any(isinstance(value, list) for value in row.values())
+    assert result.last["before"] == result.rows[-1]["before"]
+    assert result.last["label_prior"] == result.rows[0]["label_prior"]
+
+
+def test_after_can_be_measured_on_the_way():
+    result = fedncv.simulate(model="mlp", eval_every=0, after_every=2, **QUICK)
+    assert [("before" in row, "after" in row) for row in result.rows] == [
+        (False, False),
+        (False, False),
+        (False, True),
+        (True, True),
+    ]
+
+
+def test_a_seed_is_paired_across_methods():
+    """The same partition, initial model and draws for every method: FedProx with mu = 0 repeats FedAvg's rows."""
+    a = fedncv.simulate(method="fedavg", model="mlp", seed=7, **QUICK)
+    b = fedncv.simulate(method="fedprox:mu=0", model="mlp", seed=7, **QUICK)
+    assert a.rows == b.rows
+    assert fedncv.simulate(model="mlp", seed=8, **QUICK).rows != a.rows
+
+
+def test_no_rounds_measure_the_initial_model():
+    result = fedncv.simulate(model="mlp", clients=5, per_round=2, rounds=0, epochs=1)
+    assert [row["round"] for row in result.rows] == [0]
+    assert {"before", "after", "label_prior"} <= result.rows[0].keys()
+
+
+def test_objects_stand_in_for_names():
+    result = fedncv.simulate(
+        method=find_method("fedper"),
+        data=tiny_dataset(200),
+        model=Tiny,
+        partition="iid",
+        lr=0.2,
+        batch_size=8,
+        **(QUICK | {"rounds": 10}),
+    )
+    assert (result.problem.config.method, result.problem.config.data, result.problem.config.model) == ("custom",) * 3
+    assert result.last["before"] > 0.5
+
+
+def test_a_run_with_objects_is_resumed_with_the_same_objects(tmp_path):
+    objects = {"data": tiny_dataset(100), "model": Tiny}
+    fedncv.simulate(out=tmp_path / "run", **objects, **QUICK)
+    with pytest.raises(ValueError, match=r"begun from Python with a data of its own; go on with fedncv.resume"):
+        fedncv.resume(tmp_path / "run")
+    assert len(fedncv.resume(tmp_path / "run", **objects).rows) == 4
+
+
+def test_an_unknown_setting_is_named():
+    with pytest.raises(ValueError, match="simulate: unknown key 'round'; did you mean 'rounds'"):
+        fedncv.simulate(round=3)
+
+
+def test_regression_is_learned():
+    """y = 2 x1 - x2 + 1, a linear model, clients with shifted inputs: the loss goes to zero."""
+    rng = np.random.default_rng(0)
+    group = np.repeat(np.arange(5), 40)
+    x = rng.normal(size=(200, 2)) + group[:, None]
+    y = 2 * x[:, :1] - x[:, 1:] + 1
+    data = fedncv.Dataset("line", torch.from_numpy(x), torch.from_numpy(y), 1, groups=torch.from_numpy(group))
+    result = fedncv.simulate(
+        data=data, model=lambda _s, outputs: nn.Linear(2, outputs), task="regression", partition="iid",
+        clients=5, per_round=5, rounds=60, epochs=5, lr=0.05,
+    )  # fmt: skip
+    assert result.last["before"] > -1e-4  # the score is minus the squared error
+    weights = result.state_dict()
+    assert weights["weight"].flatten().tolist() == pytest.approx([2, -1], abs=0.02)
+    assert weights["bias"].tolist() == pytest.approx([1], abs=0.05)
+
+
+class Sentences(nn.Module):
+    """Token ids in, a class out: an embedding, a recurrent layer, dropout, a head."""
+
+    def __init__(self, _shape, num_classes):
+        super().__init__()
+        self.embedding = nn.Embedding(12, 8)
+        self.recurrent = nn.GRU(8, 16, batch_first=True)
+        self.dropout = nn.Dropout(0.1)
+        self.head = nn.Linear(16, num_classes)
+
+    def forward(self, tokens):
+        return self.head(self.dropout(self.recurrent(self.embedding(tokens))[0][:, -1]))
+
+
+def test_text_is_learned():
+    """Which of the tokens 0, 1, 2 comes last decides the class: far above the third that guessing gives."""
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(3, 12, size=(300, 6))
+    y = rng.integers(3, size=300)
+    tokens[:, 5] = y
+    data = fedncv.Dataset("sentences", torch.from_numpy(tokens), torch.from_numpy(y), 3)
+    result = fedncv.simulate(
+        data=data, model=Sentences, partition="iid", clients=5, per_round=5, rounds=15, epochs=5, lr=0.3, batch_size=8
+    )
+    assert result.last["before"] > 0.9
+
+
+def test_a_custom_loss_and_score_are_used():
+    task = fedncv.Task(
+        loss=lambda out, y: (out - nn.functional.one_hot(y, 3)).square().sum(1),
+        score=lambda out, y: torch.full((len(y),), 0.25),
+        score_name="a quarter",
+    )
+    result = fedncv.simulate(data=tiny_dataset(100), model=Tiny, task=task, partition="iid", **QUICK)
+    assert result.last["before"] == 0.25
+
+
+def test_the_core_needs_torch_numpy_and_scipy_alone():
+    """A run in memory on arrays of one's own imports none of the other dependencies."""
+    code = """
+import sys
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in "safetensors tyro rich matplotlib sklearn plotly PIL datasets flwr".split():
+            raise ImportError(f"{name} is refused here")
+sys.meta_path.insert(0, Refuse())
+import torch, fedncv
+x = torch.arange(80.0).reshape(40, 2) % 7
+data = fedncv.Dataset("own", x, (x[:, 0] > 3).long(), 2)
+result = fedncv.simulate(data=data, model="mlp", partition="iid", clients=4, per_round=2, rounds=2, epochs=1)
+print(result.last["before"])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_threads_are_given_back():
+    torch.set_num_threads(2)
+    try:
+        fedncv.simulate(model="mlp", **QUICK)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
