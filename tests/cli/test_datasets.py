@@ -2,9 +2,13 @@
 
 import pytest
 
-from fedncv.cli.datasets import main
+from fedncv import cli
 from fedncv.data import DATASETS
 from fedncv.data.table import markdown
+
+
+def main(argv):
+    return cli.main(["datasets", *argv])
 
 
 @pytest.fixture(autouse=True)

@@ -1,5 +1,8 @@
 """Loading by name: the registry, the digits, and what is said when nothing is found."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -145,3 +148,10 @@ def test_files_are_preferred_to_archives_and_nothing_is_invented(tmp_path):
     assert find(entry, tmp_path) == tmp_path / "cifar-10-python.tar.gz"
     (tmp_path / "cifar-10-batches-py" / entry.files[-1]).write_bytes(b"")
     assert find(entry, tmp_path) == tmp_path / "cifar-10-batches-py"
+
+
+def test_reading_data_imports_nothing_but_torch_numpy_and_scipy_until_it_must():
+    extras = "{'sklearn', 'PIL', 'datasets', 'huggingface_hub', 'matplotlib', 'rich', 'tyro', 'pandas'}"
+    code = f"import sys, fedncv.data; print(sorted({extras} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

@@ -8,6 +8,7 @@ from typing import Annotated
 import tyro
 
 from fedncv import spec
+from fedncv.cli.arguments import parse
 from fedncv.data import DATASETS, Entry
 from fedncv.data.cache import open_entry
 from fedncv.data.load import data_folder, find, hub_entry, remedy
@@ -20,29 +21,25 @@ COLUMNS = ("name", "dataset", "shape", "classes", "images", "at hand", "descript
 class Args:
     """The datasets by name, or all about one of them."""
 
-    name: Annotated[str | None, tyro.conf.Positional] = None
+    name: Annotated[str, tyro.conf.Positional] = ""
     """One dataset: its files, checksums, hub id and what was verified."""
-    data_dir: str | None = None
-    """Folder with the original files; default FEDNCV_DATA, then the cache folder."""
+    data_dir: str = ""
+    """Folder with the original files; without it FEDNCV_DATA, then the cache folder."""
     markdown: bool = False
     """Print Table 2 of the paper, as generated from the registry, for docs/datasets.md."""
 
 
 def main(argv: list[str]) -> int:
-    args = tyro.cli(Args, args=argv, prog="fedncv datasets")
+    args = parse(Args, argv, command="datasets")
     if args.markdown:
         print(markdown(), end="")
         return 0
-    try:
-        root = data_folder(args.data_dir)
-        if args.name is None:
-            show([row(name, entry, root) for name, entry in DATASETS.items()])
-            return 0
-        if args.name not in DATASETS:
-            raise ValueError(spec.nearest(args.name, DATASETS, what="dataset"))
-    except ValueError as error:
-        print(f"fedncv datasets: {error}", file=sys.stderr)
-        return 2
+    root = data_folder(args.data_dir or None)
+    if not args.name:
+        show([row(name, entry, root) for name, entry in DATASETS.items()])
+        return 0
+    if args.name not in DATASETS:
+        raise ValueError(spec.nearest(args.name, DATASETS, what="dataset"))
     print("\n".join(about(args.name, DATASETS[args.name], root)))
     return 0
 

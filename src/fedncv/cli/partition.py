@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import tyro
 
+from fedncv.cli.arguments import parse
 from fedncv.data import Clients, Dataset, Statistics, divide, load, prior_accuracy, split, statistics
 from fedncv.data.owners import Floats, Indices
+from fedncv.data.picture import draw
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,11 +18,11 @@ class Args:
 
     data: str = "digits"
     """Dataset by name (see: fedncv datasets), or folder:path=...,size=...,channels=..."""
-    data_dir: str | None = None
-    """Folder with the original files; default FEDNCV_DATA, then the cache folder."""
+    data_dir: str = ""
+    """Folder with the original files; without it FEDNCV_DATA, then the cache folder."""
     partition: str = "dirichlet:alpha=0.1"
-    """dirichlet, dirichlet_equal, dirichlet_sizes, lognormal_sizes, classes, shards, iid or natural, with
-    knobs as in dirichlet:alpha=0.1,min_samples=10."""
+    """dirichlet, dirichlet_equal, dirichlet_sizes, lognormal_sizes, classes, shards, iid or natural; knobs as
+    in dirichlet:alpha=0.1,min_samples=10."""
     clients: int = 100
     """Number of clients, at least 1."""
     test_share: float = 0.25
@@ -33,21 +34,13 @@ class Args:
 
 
 def main(argv: list[str]) -> int:
-    args = tyro.cli(Args, args=argv, prog="fedncv partition")
-    try:
-        dataset = load(args.data, args.data_dir)
-        parts = divide(dataset, args.partition, num_clients=args.clients, seed=args.seed)
-        clients = split(parts, args.test_share, args.seed)
-        stats = statistics(dataset.labels.numpy(), parts, dataset.num_classes)
-        rows = summary(dataset, stats, clients)
-        # Imported here: drawing is the one thing that needs matplotlib.
-        from fedncv.data.picture import draw
-
-        draw(stats, f"{args.data}, {args.partition}, {args.clients:,} clients, seed {args.seed}", args.out)
-    except ValueError as error:
-        print(f"fedncv partition: {error}", file=sys.stderr)
-        return 2
-    show(rows)
+    args = parse(Args, argv, command="partition")
+    dataset = load(args.data, args.data_dir or None)
+    parts = divide(dataset, args.partition, num_clients=args.clients, seed=args.seed)
+    clients = split(parts, args.test_share, args.seed)
+    stats = statistics(dataset.labels.numpy(), parts, dataset.num_classes)
+    draw(stats, f"{args.data}, {args.partition}, {args.clients:,} clients, seed {args.seed}", args.out)
+    show(summary(dataset, stats, clients))
     print(f"picture: {args.out}")
     return 0
 
