@@ -1,0 +1,62 @@
+"""Where clients that are not in the round keep what is theirs: on the device, in host memory, or in a file.
+
+Decided once, by the size of what one client keeps times the number of clients. States are values, so a row is
+written once and never changed in place; when nobody holds it any more its memory is free again.
+"""
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fedncv.tree import num_bytes, tree_map
+
+Place = Literal["device", "host", "file"]
+SHARE_OF_DEVICE, SHARE_OF_HOST = 0.25, 0.5
+
+
+def choose(bytes_in_all: int, device: torch.device) -> Place:
+    """The fastest place that leaves room for everything else."""
+    if device.type == "cuda" and bytes_in_all < SHARE_OF_DEVICE * torch.cuda.mem_get_info(device)[1]:
+        return "device"
+    host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return "host" if bytes_in_all < SHARE_OF_HOST * host else "file"
+
+
+class Keeper:
+    """Puts rows away, and brings them back to the device."""
+
+    def __init__(self, num_clients: int, device: torch.device, *, place: Place | None = None) -> None:
+        self.place = place
+        self._num_clients, self._device = num_clients, device
+
+    def put(self, tree: Any) -> Any:
+        """A copy of its own: a view would keep the whole stack alive."""
+        if self.place is None and num_bytes(tree):
+            self.place = choose(num_bytes(tree) * self._num_clients, self._device)
+        return tree_map(self._put, tree)
+
+    def here(self, tree: Any) -> Any:
+        return tree_map(lambda leaf: leaf.to(self._device, non_blocking=True), tree)
+
+    def _put(self, leaf: Tensor) -> Tensor:
+        if self.place == "file" and leaf.numel():
+            return _in_a_file(leaf)
+        if self.place == "host" and leaf.device.type == "cuda":
+            return torch.empty(leaf.shape, dtype=leaf.dtype, pin_memory=True).copy_(leaf)
+        return leaf.clone()
+
+
+def _in_a_file(leaf: Tensor) -> Tensor:
+    """A tensor in a mapped file without a name: the disk space goes when the tensor does."""
+    descriptor, name = tempfile.mkstemp(prefix="fedncv-")
+    try:
+        os.ftruncate(descriptor, leaf.numel() * leaf.element_size())
+        mapped = torch.from_file(name, shared=True, size=leaf.numel(), dtype=leaf.dtype)
+    finally:
+        os.close(descriptor)
+        Path(name).unlink()
+    return mapped.view(leaf.shape).copy_(leaf)

@@ -1,0 +1,86 @@
+"""Models that take padded batches: what a sample of weight 0 holds changes nothing.
+
+A stacked step gives every client a batch of one shape, so a last, smaller batch is filled up with samples
+of weight 0. Most layers look at one sample at a time and need nothing. BatchNorm looks across them; here it
+counts the samples of weight 1 only, and gives what torch's own gives for the smaller batch:
+
+    mean = sum_b w_b x_b / n,   var = sum_b w_b (x_b - mean)^2 / n,   n = sum_b w_b * positions
+    running <- (1 - momentum) running + momentum * (mean, var n / (n - 1))
+"""
+
+import torch
+from torch import Tensor, nn
+
+from fedncv.flat import Model, Weighted
+from fedncv.keys import key_for
+
+REPLACED = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+class MaskedBatchNorm(Weighted):
+    """BatchNorm over the samples of weight 1, under the parameter and buffer names of torch's own."""
+
+    running_mean: Tensor | None
+    running_var: Tensor | None
+
+    def __init__(self, plain: nn.modules.batchnorm._BatchNorm) -> None:
+        super().__init__()
+        assert plain.momentum is not None
+        self.eps, self.momentum = plain.eps, plain.momentum
+        self.weight, self.bias = plain.weight, plain.bias
+        self.register_buffer("running_mean", plain.running_mean)
+        self.register_buffer("running_var", plain.running_var)
+
+    def forward(self, x: Tensor) -> Tensor:
+        shape = (1, -1, *[1] * (x.dim() - 2))
+        if self.running_mean is not None and self.running_var is not None and not self.training:
+            mean_C, var_C = self.running_mean, self.running_var
+        else:
+            mean_C, var_C = self._batch_statistics(x, shape)
+        scale_C = torch.rsqrt(var_C + self.eps)
+        if self.weight is None:
+            return (x - mean_C.view(shape)) * scale_C.view(shape)
+        scale_C = scale_C * self.weight
+        return (x - mean_C.view(shape)) * scale_C.view(shape) + self.bias.view(shape)
+
+    def _batch_statistics(self, x: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        positions = x[0, 0].numel()
+        over = [0, *range(2, x.dim())]
+        if self.weight_B is None:
+            w_B, n = x.new_ones(()), x.new_full((), x.shape[0] * positions)
+        else:
+            w_B = self.weight_B.view(-1, *[1] * (x.dim() - 1))
+            n = self.weight_B.sum() * positions
+        mean_C = (w_B * x).sum(over) / n
+        var_C = (w_B * (x - mean_C.view(shape)).square()).sum(over) / n
+        if self.training and self.running_mean is not None and self.running_var is not None:
+            self.running_mean.mul_(1 - self.momentum).add_(self.momentum * mean_C.detach())
+            self.running_var.mul_(1 - self.momentum).add_(self.momentum * (n / (n - 1)) * var_C.detach())
+        return mean_C, var_C
+
+
+def masked(model: Model) -> Model:
+    """The model with BatchNorm that knows padding; everything else, names and numbers, stays."""
+
+    def change(module: nn.Module) -> None:
+        for name, part in list(module.named_modules()):
+            if type(part) in REPLACED:
+                parent, _, child = name.rpartition(".")
+                setattr(module.get_submodule(parent), child, MaskedBatchNorm(part))
+
+    return model.changed(change)
+
+
+def padding_changes(plain: Model, model: Model, example: Tensor) -> bool:
+    """Whether a sample of weight 0 in the batch moves the others' logits or the running statistics."""
+    if len(example) < plain.smallest_batch:
+        return False
+    key = key_for(0, "trial").to(example.device)
+    weight_B = torch.ones(len(example) + 1, dtype=plain.start_P.dtype, device=example.device)
+    weight_B[-1] = 0
+    with torch.no_grad():
+        expected = plain.forward(plain.start_P, plain.start_R, example, mode="train", key=key)
+        padded = torch.cat([example, example[:1]])
+        got = model.forward(plain.start_P, plain.start_R, padded, mode="train", key=key, weight_B=weight_B)
+    pairs = [(got[0].logits_BC[:-1], expected[0].logits_BC), (got[1], expected[1])]
+    return not all(torch.allclose(a, b, rtol=1e-3, atol=1e-4) for a, b in pairs)

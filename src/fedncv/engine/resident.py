@@ -1,0 +1,86 @@
+"""What stays on the device for a whole study: samples once, whoever holds them, and a table of all clients.
+
+J runs (one a seed) of N clients each share the samples; a client is known by (run j, client u), in row
+j N + u of the tables.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedncv.engine.problem import Problem
+from fedncv.methods.base import Client
+
+Ints = NDArray[np.int64]
+SHARE_FOR_INPUTS = 0.1  # of the device's free memory that scaled inputs may take; beyond it they are scaled per batch
+
+
+class Parts:
+    """The sample numbers of many clients, end to end."""
+
+    def __init__(self, parts: list[Ints], device: torch.device) -> None:
+        self.sizes = np.array([len(part) for part in parts], dtype=np.int64)
+        self._starts = np.cumsum(self.sizes) - self.sizes
+        self._flat = torch.from_numpy(np.concatenate(parts)).to(device)
+
+    def samples(self, place: Tensor, rows: Ints) -> Tensor:
+        """Sample numbers of the places (…, K) among the samples of the clients ``rows`` (K)."""
+        return self._flat[place + torch.from_numpy(self._starts[rows]).to(self._flat.device)]
+
+
+class Resident:
+    """Samples, targets and clients of runs that differ in their seed only."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        first = problems[0]
+        self.dataset, self.dtype = first.dataset, first.dtype
+        self.device = first.model.start_P.device
+        self.num_clients = first.federation.num_clients
+        self.y = self.dataset.y.to(self.device)
+        self.train = Parts([part for problem in problems for part in problem.clients.train], self.device)
+        self.test = Parts([part for problem in problems for part in problem.clients.test], self.device)
+        self._counts = _label_counts(problems).to(self.device, self.dtype)
+        self._sizes = torch.from_numpy(self.train.sizes).to(self.device, self.dtype)
+        self._x = self._scaled_inputs()
+
+    def _scaled_inputs(self) -> Tensor | None:
+        x = self.dataset.x
+        if not (x.is_floating_point() or x.dtype == torch.uint8):
+            return x.to(self.device)  # tokens are taken as they are
+        if self.device.type == "cuda":
+            free = torch.cuda.mem_get_info(self.device)[0]
+            if x.numel() * self._sizes.element_size() > SHARE_FOR_INPUTS * free:
+                return None
+        pieces = torch.split(torch.arange(len(x), device=x.device), 4096)
+        return torch.cat([self.dataset.inputs(piece, self.dtype) for piece in pieces])
+
+    def inputs(self, index: Tensor) -> Tensor:
+        """The scaled inputs at an index of any shape."""
+        flat = index.reshape(-1)
+        x = self.dataset.inputs(flat, self.dtype) if self._x is None else self._x.index_select(0, flat)
+        return x.view(*index.shape, *x.shape[1:])
+
+    def targets(self, index: Tensor) -> Tensor:
+        y = self.y.index_select(0, index.reshape(-1))
+        return y.view(*index.shape, *y.shape[1:])
+
+    def clients(self, rows: Ints) -> Client:
+        """What these clients know of themselves, stacked."""
+        row_K = torch.from_numpy(rows).to(self.device)
+        return Client(row_K % self.num_clients, self._sizes[row_K], self._counts[row_K])
+
+
+def _label_counts(problems: Sequence[Problem]) -> Tensor:
+    """(J N, C) training samples of each class; zeros where labels are not classes."""
+    first = problems[0]
+    labels, num_classes = first.dataset.labels, first.dataset.num_classes
+    rows = len(problems) * first.federation.num_clients
+    if labels.is_floating_point() or labels.dim() != 1:
+        return torch.zeros(rows, num_classes)
+    parts = [part for problem in problems for part in problem.clients.train]
+    owner = np.repeat(np.arange(rows), [len(part) for part in parts])
+    label = labels.cpu().numpy()[np.concatenate(parts)]
+    return torch.from_numpy(np.bincount(owner * num_classes + label, minlength=rows * num_classes)).view(rows, -1)

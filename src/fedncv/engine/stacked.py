@@ -1,0 +1,382 @@
+"""The stacked engine: all clients of a round and all runs of a study (its seeds) as one batch.
+
+Client pieces of the method run under ``torch.vmap`` over stacked rows; the server's half runs per run, in the
+order of ids, with the code of the sequential engine. Runs differ in nothing but their seed.
+
+K rows (clients of this round in all runs), J runs, F phases.
+"""
+
+import sys
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedncv.engine import orders, sampling
+from fedncv.engine.keeping import Keeper
+from fedncv.engine.local import Trained, lr_of, total_step
+from fedncv.engine.masked import masked, padding_changes
+from fedncv.engine.orders import Counts, Ints, Orders
+from fedncv.engine.problem import Kept, Problem, State, messages, start
+from fedncv.engine.resident import Resident
+from fedncv.engine.sequential import DivergedError, Draw, Outcome, draw, settle
+from fedncv.engine.stage import RATIO, Fixed, Moving, Stage
+from fedncv.methods.base import Ask, Client, Work
+from fedncv.tree import leaves, num_bytes, row, stack, tree_map
+
+Settled = tuple[State, dict[str, Any]] | DivergedError
+
+
+class CannotStackError(ValueError):
+    """The model or the method has a part that ``torch.vmap`` cannot run, or that looks at padding."""
+
+
+class Arrived(NamedTuple):
+    """What K clients begin a round with."""
+
+    rows: Ints  # of the resident tables
+    down: Any
+    buffers_KR: Tensor
+    own: Any
+
+
+class Plan(NamedTuple):
+    """Batches of K clients; ``who`` is the part of them that has a step to make."""
+
+    rows: Ints
+    shares: list[float]
+    round: int
+    counts: Counts
+    orders: Orders | None
+    who: Ints
+
+
+class Replied(NamedTuple):
+    """What local training left, for the clients ``who`` of those that arrived."""
+
+    who: Ints
+    y_KP: Tensor
+    buffers_KR: Tensor
+    up: Any
+    own: Any
+    loss_K: Tensor
+    counts: Counts
+
+
+class StackedEngine:
+    """Holds data and graphs for runs that differ in their seed only."""
+
+    def __init__(
+        self, problems: Sequence[Problem], *, capacity: int | None = None, ratio: float = RATIO, check: bool = True
+    ) -> None:
+        first = problems[0]
+        self.problems = list(problems)
+        self.resident = Resident(problems)
+        self.model = masked(first.model)
+        self.config, self.method = first.config, first.method
+        self.device = first.model.start_P.device
+        self.capacity = capacity or len(problems) * min(first.config.per_round, first.federation.num_clients)
+        self.ratio = ratio
+        self.used = 0  # samples that clients were to train on, of those computed
+        self.computed = 0
+        self._start_JP = torch.stack([problem.model.start_P for problem in problems])
+        self._seeds = [problem.config.seed for problem in problems]
+        self._stage: Stage | None = None
+        self._planned: Plan | None = None
+        self._keeper = Keeper(len(problems) * first.federation.num_clients, self.device)
+        sizes = self.resident.train.sizes
+        self.batch = int(min(self.config.batch_size, sizes.max()))
+        self.num_batches = int(-(-sizes.max() // self.config.batch_size))
+        if check:
+            self._try()
+
+    # ---- rounds ----------------------------------------------------------------------------------------
+
+    def run_rounds(self, states: Sequence[State], drawn: Sequence[Draw] | None = None) -> list[Settled]:
+        """One round of every run; a run that diverged gives its error and leaves the others alone."""
+        t = states[0].round
+        assert all(state.round == t for state in states), "stacked runs go round by round together"
+        drawn = drawn or [draw(problem, t) for problem in self.problems]
+        arrived = self.arrive(states, [each.ids for each in drawn])
+        plan = self._plan_of(arrived.rows, _shares(drawn), t)
+        replied = self.train(arrived, plan)
+        finite_K = _finite(replied)
+        self._plan_ahead(t + 1)  # while the device is busy
+        losses = replied.loss_K.cpu()
+        outcomes = self._outcomes(arrived, replied, losses, finite_K.cpu().tolist())
+        ends = np.cumsum([len(each.ids) for each in drawn]).tolist()
+        settled: list[Settled] = []
+        for j, (problem, state) in enumerate(zip(self.problems, states, strict=True)):
+            mine = outcomes[ends[j] - len(drawn[j].ids) : ends[j]]
+            try:
+                settled.append(settle(problem, state, drawn[j], mine))
+            except DivergedError as error:
+                settled.append(error)
+        return settled
+
+    def arrive(self, states: Sequence[State], ids: Sequence[sampling.Ids]) -> Arrived:
+        """The servers' messages to these clients of each run, beside what the clients have kept."""
+        present = [j for j, each in enumerate(ids) if len(each)]
+        sent = [messages(self.problems[j], states[j], ids[j]) for j in present]
+        rows = np.concatenate([np.asarray(each) + j * self.resident.num_clients for j, each in enumerate(ids)])
+        if not present:
+            return Arrived(rows.astype(np.int64), (), self.model.start_R[None][:0], ())
+        kept = [states[j].kept.get(int(u)) for j in present for u in ids[j]]
+        own, buffers_KR = self._kept(rows, kept)
+        if self.problems[0].buffer_rule != "personal":
+            buffers_KR = torch.cat([b_SR for _, b_SR in sent])
+        down = tree_map(lambda *parts: torch.cat(parts), *(down for down, _ in sent))
+        return Arrived(rows, down, buffers_KR, own)
+
+    def _kept(self, rows: Ints, kept: list[Kept | None]) -> tuple[Any, Tensor]:
+        """``own`` and personal statistics, stacked; made now for clients that never took part."""
+        new = np.flatnonzero([each is None for each in kept])
+        fresh: Any = None
+        if len(new):
+            ask = self.asks(rows[new], round=0)
+            start_R = self.model.start_R
+
+            def init(ask_of, start_P):  # type: ignore[no-untyped-def]
+                return self.method.init_own(ask_of(start_R), start_P)
+
+            fresh = vmap_asking(init, ask, self._start_JP[self._run_of(rows[new])])
+        if len(new) == len(kept):
+            own = fresh
+        else:
+            place = {int(i): at for at, i in enumerate(new)}
+            own = stack([row(fresh, place[i]) if k is None else self._keeper.here(k.own) for i, k in enumerate(kept)])
+        start_R = self.model.start_R
+        buffers = [start_R if k is None or not k.buffers_R.numel() else self._keeper.here(k.buffers_R) for k in kept]
+        return own, torch.stack(buffers)
+
+    def train(self, arrived: Arrived, plan: Plan) -> Replied:
+        """Local training of everyone who has a step to make, as many at a time as there is room for."""
+        groups = [plan.who]
+        if len(plan.who) > self.capacity:  # alike together: the fewest idle rows
+            order = np.argsort(-plan.counts.steps_KF[plan.who].sum(1), kind="stable")
+            groups = [plan.who[order[i : i + self.capacity]] for i in range(0, len(order), self.capacity)]
+        done: list[Replied] = []
+        while groups:
+            group = groups.pop(0)
+            try:
+                done.append(self._train_group(arrived, plan, group))
+            except torch.cuda.OutOfMemoryError:
+                if self.capacity == 1:
+                    raise
+                self.capacity = -(-min(self.capacity, len(group)) // 2)
+                self._stage = None
+                torch.cuda.empty_cache()
+                print(f"stacked: out of memory, going on with {self.capacity} clients at a time", file=sys.stderr)
+                pieces = [group, *groups]
+                groups = [g[i : i + self.capacity] for g in pieces for i in range(0, len(g), self.capacity)]
+        if len(done) == 1:
+            return done[0]
+        who = np.concatenate([each.who for each in done])
+        back = torch.from_numpy(np.argsort(who)).to(self.device)
+        parts = [(d.y_KP, d.buffers_KR, d.up, d.own, d.loss_K) for d in done]
+        y_KP, buffers_KR, up, own, loss_K = tree_map(lambda *leaf: torch.cat(leaf)[back], *parts)
+        return Replied(np.sort(who), y_KP, buffers_KR, up, own, loss_K, plan.counts)
+
+    def _train_group(self, arrived: Arrived, plan: Plan, who: Ints) -> Replied:
+        if not len(who):
+            empty = self.model.start_P.new_zeros(0)
+            return Replied(who, empty[None][:0], empty[None][:0], (), (), empty, plan.counts)
+        assert plan.orders is not None
+        stage = self._stage or self._new_stage()
+        if self._stage is None:
+            self._stage = stage
+        config, lr = self.config, lr_of(self.problems[0], plan.round)
+        who_K = torch.from_numpy(who).to(self.device)
+        down, own, buffers_KR = tree_map(
+            lambda leaf: leaf.index_select(0, who_K), (arrived.down, arrived.own, arrived.buffers_KR)
+        )
+        ask = self.asks(arrived.rows[who], plan.round)
+
+        def begin(ask_of, down, own, b_R):  # type: ignore[no-untyped-def]
+            return self.method.begin(ask_of(b_R), down, own)
+
+        y_KP, scratch = vmap_asking(begin, ask, down, own, buffers_KR)
+        width = y_KP.shape[1] if config.momentum else 0
+        moving = Moving(y_KP, y_KP.new_zeros(len(who), width), buffers_KR, scratch, y_KP.new_zeros(len(who)))
+        moving = tree_map(lambda leaf: leaf.clone(memory_format=torch.contiguous_format), moving)
+        fixed = Fixed(down, own, ask[2])
+        computed = stage.computed
+        for phase in range(len(self.method.phases(config.epochs))):
+            steps = plan.counts.steps_KF[who, phase]
+            order = np.argsort(-steps, kind="stable")
+            if not steps.any():
+                continue
+            place = orders.table(
+                self.method, plan.orders, plan.counts, who[order], phase,
+                epochs=config.epochs, batch=self.batch, batch_size=config.batch_size, dtype=y_KP.dtype,
+            )  # fmt: skip
+            index_TBK = self.resident.train.samples(place.index_TBK, arrived.rows[who][order])
+            table = place._replace(index_TBK=index_TBK)
+            stage.run_phase(phase, order, steps[order], table, moving, fixed, round=plan.round, lr=lr)
+        self.computed += stage.computed - computed
+        self.used += int(plan.counts.samples_KF[who].sum())
+        return self._finish(plan, who, moving, fixed, lr)
+
+    def _finish(self, plan: Plan, who: Ints, moving: Moving, fixed: Fixed, lr: float) -> Replied:
+        config, dtype = self.config, moving.y_P.dtype
+        trained_KF = plan.counts.trained_KF(self.method, config.epochs)[who]
+        mass = [sum(total_step(k, lr, config.momentum) for k in steps) for steps in trained_KF.tolist()]
+        ask = self.asks(plan.rows[who], plan.round)
+
+        def finish(ask_of, b_R, y_P, steps, samples, mass, down, own, scratch):  # type: ignore[no-untyped-def]
+            return self.method.finish(ask_of(b_R), y_P, Work(steps, samples, lr, mass), down, own, scratch)
+
+        numbers = np.stack([trained_KF.sum(1), plan.counts.samples_KF[who].sum(1)])
+        steps_K, samples_K = torch.from_numpy(numbers).to(self.device)
+        mass_K = torch.tensor(mass, dtype=dtype).to(self.device)
+        up, own = vmap_asking(
+            finish, ask, moving.buffers_R, moving.y_P, steps_K, samples_K, mass_K, fixed.down, fixed.own, moving.scratch
+        )
+        steps = torch.from_numpy(plan.counts.steps_KF[who].sum(1)).to(self.device, dtype)
+        return Replied(who, moving.y_P, moving.buffers_R, up, own, moving.loss / steps, plan.counts)
+
+    def _outcomes(self, arrived: Arrived, replied: Replied, losses: Tensor, finite: list[bool]) -> list[Outcome]:
+        rule_is_personal = self.problems[0].buffer_rule == "personal"
+        rows_bytes = len(arrived.rows) or 1
+        received = num_bytes(arrived.down) // rows_bytes
+        if not (rule_is_personal and self.model.start_R.numel()):
+            received += num_bytes(self.model.start_R)
+        calls = [self._calls(f) for f in range(len(self.method.phases(self.config.epochs)))]
+        trained: dict[int, tuple[Trained, bool]] = {}
+        for i, k in enumerate(replied.who.tolist()):
+            samples_F = replied.counts.samples_KF[k].tolist()
+            buffers_R = replied.buffers_KR[i]
+            own = self._keeper.put(row(replied.own, i))
+            kept_R = self._keeper.put(buffers_R) if rule_is_personal else self.model.start_R[:0]
+            trained[k] = (
+                Trained(
+                    replied.y_KP[i],
+                    buffers_R,
+                    row(replied.up, i),
+                    Kept(own, kept_R),
+                    sum(samples_F),
+                    sum(g * n for (g, _), n in zip(calls, samples_F, strict=True)),
+                    sum(f * n for (_, f), n in zip(calls, samples_F, strict=True)),
+                    losses[i],
+                ),
+                finite[i],
+            )
+        num_clients = self.resident.num_clients
+        return [
+            Outcome(int(r) % num_clients, received, *trained.get(k, (None, True))) for k, r in enumerate(arrived.rows)
+        ]
+
+    # ---- what runs and clients are asked ---------------------------------------------------------------
+
+    def plan(self, rows: Ints, shares: list[float], round: int) -> Plan:
+        """The batches of these clients, drawn on the device."""
+        config, ids = self.config, rows % self.resident.num_clients
+        seeds = [self._seeds[j] for j in self._run_of(rows).tolist()]
+        n_K = self.resident.train.sizes[rows]
+        keys = orders.keys_for(seeds, "batches", round, ids)
+        counts = orders.count(
+            self.method, n_K, shares, epochs=config.epochs, batch_size=config.batch_size,
+            smallest=self.model.smallest_batch, keys=keys,
+        )  # fmt: skip
+        who = np.flatnonzero(counts.trained_KF(self.method, config.epochs).sum(1))
+        drawn = None
+        if len(who):
+            step_keys = orders.keys_for(seeds, "step", round, ids).to(self.device)
+            drawn = orders.draw(
+                self.method, counts, n_K, epochs=config.epochs, keys=keys.to(self.device), step_keys=step_keys
+            )
+        return Plan(rows, shares, round, counts, drawn, who)
+
+    def _plan_of(self, rows: Ints, shares: list[float], round: int) -> Plan:
+        ahead = self._planned
+        if ahead and ahead.round == round and np.array_equal(ahead.rows, rows) and ahead.shares == shares:
+            return ahead
+        return self.plan(rows, shares, round)
+
+    def _plan_ahead(self, round: int) -> None:
+        self._planned = None
+        if round < self.config.rounds and self.device.type == "cuda":
+            drawn = [draw(problem, round) for problem in self.problems]
+            rows = np.concatenate([d.ids + j * self.resident.num_clients for j, d in enumerate(drawn)])
+            self._planned = self.plan(rows, _shares(drawn), round)
+
+    def asks(self, rows: Ints, round: int) -> tuple["StackedEngine", int, Client, Tensor]:
+        """What `vmap_asking` makes an ask from: clients and keys are stacked, the rest is the same for all."""
+        seeds = [self._seeds[j] for j in self._run_of(rows).tolist()]
+        keys = orders.keys_for(seeds, "client", round, rows % self.resident.num_clients)
+        return self, round, self.resident.clients(rows), keys.to(self.device)
+
+    def _run_of(self, rows: Ints) -> Ints:
+        return rows // self.resident.num_clients
+
+    def _calls(self, phase: int) -> tuple[int, int]:
+        calls = self._stage.calls.get(phase, (0, 0)) if self._stage else (0, 0)
+        return calls[0], calls[1]
+
+    def _new_stage(self) -> Stage:
+        phases = self.method.phases(self.config.epochs)
+        most_steps = self.num_batches * np.array([phase.epochs for phase in phases])
+        return Stage(
+            self.problems[0], self.model, self.resident,
+            capacity=self.capacity, num_batches=self.num_batches, most_steps=most_steps, ratio=self.ratio,
+        )  # fmt: skip
+
+    @property
+    def waste(self) -> float:
+        """Share of the computed samples that were padding or rows of clients already done."""
+        return 1 - self.used / self.computed if self.computed else 0.0
+
+    def _try(self) -> None:
+        """One step of two clients. What vmap cannot run is found out here, not in the middle of a study."""
+        problem = self.problems[0]
+        example = problem.dataset.inputs(torch.arange(min(2, len(problem.dataset.x))), problem.dtype)
+        try:
+            if padding_changes(problem.model, self.model, example):
+                raise CannotStackError("a layer lets the samples of a batch see each other")
+            ids = np.argsort(-problem.clients.sizes, kind="stable")[:2]
+            states = [start(problem)] + [start(p) for p in self.problems[1:]]
+            arrived = self.arrive(states, [np.sort(ids), *[ids[:0]] * (len(self.problems) - 1)])
+            self.train(arrived, self.plan(arrived.rows, [1e-9] * len(ids), 0))
+        except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
+            if isinstance(error, torch.cuda.OutOfMemoryError):
+                raise
+            raise CannotStackError(str(error).strip().splitlines()[0]) from error
+        self.used = self.computed = 0
+
+
+def _shares(drawn: Sequence[Draw]) -> list[float]:
+    """Of the steps each client finishes; one that never answers makes none."""
+    return [share if answer else 0.0 for d in drawn for share, answer in zip(d.shares, d.answers, strict=True)]
+
+
+def vmap_asking(function: Any, asks: tuple[StackedEngine, int, Client, Tensor], *arguments: Any) -> Any:
+    """``function(ask_of, …)`` on every row, where ``ask_of(buffers_R)`` is the row's ask."""
+    engine, round, clients, keys = asks
+
+    def one(client, key, *rows):  # type: ignore[no-untyped-def]
+        def ask_of(buffers_R: Tensor) -> Ask:
+            return Ask(
+                engine.model,
+                engine.problems[0].task,
+                buffers_R,
+                client=client,
+                round=round,
+                key=key,
+                num_batches=engine.num_batches,
+                stacked=True,
+            )
+
+        return function(ask_of, *rows)
+
+    return torch.vmap(one)(clients, keys, *arguments)
+
+
+def _finite(replied: Replied) -> Tensor:
+    """Which rows hold nothing but finite numbers."""
+    finite_K = torch.ones(len(replied.who), dtype=torch.bool, device=replied.y_KP.device)
+    for _, leaf in leaves((replied.y_KP, replied.buffers_KR, replied.up, replied.own)):
+        if leaf.is_floating_point():
+            finite_K &= torch.isfinite(leaf.reshape(len(leaf), -1)).all(dim=1) if leaf.numel() else True
+    return finite_K

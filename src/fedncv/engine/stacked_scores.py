@@ -1,0 +1,134 @@
+"""Scores of all clients of all runs, stacked: what ``evaluate`` measures one client at a time.
+
+Test samples are cut into blocks of one client each, and many blocks go through the model at once.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedncv.engine.evaluate import Scores, shared_model, summary_before, test_sizes
+from fedncv.engine.orders import Ints
+from fedncv.engine.problem import State
+from fedncv.engine.stacked import Arrived, StackedEngine, vmap_asking
+from fedncv.tree import tree_map
+
+BLOCK = 64  # test samples of one client in a forward pass
+GROUP = 512  # clients whose models are held at a time, or as many as a round has
+SAMPLES = 1 << 14  # that go through the model at a time
+PARAMETERS = 1 << 27  # of all models in one forward pass
+
+
+def before(engine: StackedEngine, states: Sequence[State]) -> list[dict[str, Any]]:
+    """``evaluate.before`` of every run."""
+    shape = (len(states), engine.resident.num_clients)
+    totals, pooled = np.zeros(shape), np.zeros(shape)
+    shared = [shared_model(p, s) for p, s in zip(engine.problems, states, strict=True)]
+    for arrived, rows in _groups(engine, states):
+
+        def predict(ask_of, down, own, b_R):  # type: ignore[no-untyped-def]
+            ask = ask_of(b_R)
+            y_P, _ = engine.method.begin(ask, down, own)
+            return _with_offset(engine.method.predict(ask, y_P, down, own))
+
+        asks = engine.asks(rows, states[0].round)
+        x_KP, *offset = vmap_asking(predict, asks, arrived.down, arrived.own, arrived.buffers_KR)
+        mine = scores(engine, rows, x_KP, arrived.buffers_KR, *offset)
+        totals.reshape(-1)[rows] = mine
+        if shared[0] is None:
+            continue
+        run_K = torch.from_numpy(rows // shape[1]).to(engine.device)
+        shared_KP = torch.stack([x for x in shared if x is not None])[run_K]
+        if offset or not torch.equal(x_KP, shared_KP):
+            mine = scores(engine, rows, shared_KP, arrived.buffers_KR)
+        pooled.reshape(-1)[rows] = mine
+    return [
+        summary_before(totals[j], test_sizes(problem), None if shared[j] is None else pooled[j])
+        for j, problem in enumerate(engine.problems)
+    ]
+
+
+def after(engine: StackedEngine, states: Sequence[State]) -> list[dict[str, Any]]:
+    """``evaluate.after`` of every run."""
+    totals = np.zeros((len(states), engine.resident.num_clients))
+    work = engine.used, engine.computed
+    for arrived, rows in _groups(engine, states):
+        plan = engine.plan(rows, [1.0] * len(rows), states[0].round)
+        asks = engine.asks(rows, states[0].round)
+
+        def begin(ask_of, down, own, b_R):  # type: ignore[no-untyped-def]
+            return engine.method.begin(ask_of(b_R), down, own)[0]
+
+        def predict(ask_of, y_P, down, own, b_R):  # type: ignore[no-untyped-def]
+            return _with_offset(engine.method.predict(ask_of(b_R), y_P, down, own))
+
+        own, buffers_KR = arrived.own, arrived.buffers_KR
+        y_KP = vmap_asking(begin, asks, arrived.down, own, buffers_KR)  # for those with too little data for a step
+        if len(plan.who):
+            replied = engine.train(arrived, plan)
+            who_K = torch.from_numpy(replied.who).to(engine.device)
+            y_KP, own, buffers_KR = tree_map(
+                lambda old, new, who_K=who_K: old.index_copy(0, who_K, new),
+                (y_KP, own, buffers_KR),
+                (replied.y_KP, replied.own, replied.buffers_KR),
+            )
+        x_KP, *offset = vmap_asking(predict, asks, y_KP, arrived.down, own, buffers_KR)
+        totals.reshape(-1)[rows] = scores(engine, rows, x_KP, buffers_KR, *offset)
+    engine.used, engine.computed = work  # measuring is not counted as work
+    return [Scores(totals[j], test_sizes(p)).summary("after") for j, p in enumerate(engine.problems)]
+
+
+def scores(
+    engine: StackedEngine, rows: Ints, x_KP: Tensor, buffers_KR: Tensor, offset_KC: Tensor | None = None
+) -> NDArray[np.float64]:
+    """Sum of the scores of each client's test samples, at its own parameters."""
+    resident, model, task = engine.resident, engine.model, engine.problems[0].task
+    sizes = resident.test.sizes[rows]
+    block = int(min(BLOCK, sizes.max()))
+    blocks = -(-sizes // block)
+    owner = np.repeat(np.arange(len(rows)), blocks)
+    first = (np.arange(len(owner)) - np.repeat(np.cumsum(blocks) - blocks, blocks)) * block
+    at_once = max(1, min(SAMPLES // block, PARAMETERS // x_KP.shape[1]))
+    total_K = torch.zeros(len(rows), dtype=torch.float64, device=engine.device)
+    sizes_K = torch.from_numpy(sizes).to(engine.device)
+
+    def one(x_P, b_R, offset, inputs_B, target_B):  # type: ignore[no-untyped-def]
+        output, _ = model.forward(x_P, b_R, inputs_B, mode="eval")
+        logits = output.logits_BC if offset_KC is None else output.logits_BC + offset
+        return task.score(logits, target_B)
+
+    for i in range(0, len(owner), at_once):
+        some = owner[i : i + at_once]
+        owner_G = torch.from_numpy(some).to(engine.device)
+        place_BG = torch.from_numpy(first[i : i + at_once]).to(engine.device) + torch.arange(
+            block, device=engine.device
+        ).unsqueeze(1)
+        real_BG = place_BG < sizes_K[owner_G]
+        index_BG = resident.test.samples(torch.minimum(place_BG, sizes_K[owner_G] - 1), rows[some])
+        offset_GC = x_KP.new_zeros(len(some), 1) if offset_KC is None else offset_KC[owner_G]
+        with torch.no_grad():
+            score_GB = torch.vmap(one, in_dims=(0, 0, 0, 1, 1))(
+                x_KP[owner_G], buffers_KR[owner_G], offset_GC, resident.inputs(index_BG), resident.targets(index_BG)
+            )
+        total_K.index_add_(0, owner_G, (score_GB * real_BG.T).sum(1, dtype=torch.float64))
+    result: NDArray[np.float64] = total_K.cpu().numpy()
+    return result
+
+
+def _with_offset(prediction: tuple[Tensor, Tensor | None]) -> tuple[Tensor, ...]:
+    return tuple(part for part in prediction if part is not None)
+
+
+def _groups(engine: StackedEngine, states: Sequence[State]) -> Iterator[tuple[Arrived, Ints]]:
+    """Clients with test samples, of all runs in order, as many at a time as there is room for their models."""
+    num_clients = engine.resident.num_clients
+    rows = np.flatnonzero(engine.resident.test.sizes)
+    size = max(1, min(max(GROUP, engine.capacity), 4 * PARAMETERS // engine.model.layout.num_parameters))
+    for i in range(0, len(rows), size):
+        some = rows[i : i + size]
+        ids = [some[some // num_clients == j] % num_clients for j in range(len(states))]
+        yield engine.arrive(states, ids), some
