@@ -138,7 +138,8 @@ def survivors_of(path: Path, trees: list[ast.Module], test: Path) -> list[bool]:
 
 def main(source: Path, tests: Path, page: Path) -> int:
     torch.set_num_threads(1)
-    excused = set(re.findall(r"^- `(.+?)`", page.read_text(), re.MULTILINE)) if page.exists() else set()
+    listed = re.findall(r"^- `(.+?)`", page.read_text(encoding="utf-8"), re.MULTILINE)
+    excused = {name for name in listed if name.startswith(f"{source.name}/")}
     # A failing example need not be made small to be noticed.
     phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
     hypothesis.settings.register_profile("mutants", phases=phases)
@@ -152,7 +153,7 @@ def main(source: Path, tests: Path, page: Path) -> int:
         test = tests / f"test_{path.stem}.py"
         found = list(mutants(path.read_text()))
         alive = survivors_of(path, [m.tree for m in found], test)
-        survivors |= {f"{path.stem}.{m.name}" for m, lives in zip(found, alive, strict=True) if lives}
+        survivors |= {f"{source.name}/{path.stem}.{m.name}" for m, lives in zip(found, alive, strict=True) if lives}
         total += len(found)
         print(f"{path.stem:20} {len(found):4} mutants, {sum(alive):3} survived", flush=True)
     for name in sorted(survivors - excused):

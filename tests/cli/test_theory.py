@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedncv.cli.theory import main, markdown
+from fedncv.cli.theory import BEGIN, END, into_page, main, markdown
 from fedncv.theory import STATEMENTS, Statement, Verdict
 
 
@@ -34,13 +34,24 @@ def test_it_writes_markdown(tmp_path, capsys):
     assert main(["--only", "weights sum to zero", "--markdown", str(page)]) == 0
     header, rule, row = page.read_text(encoding="utf-8").splitlines()
     assert header.count("|") == rule.count("|") == row.count("|") == 6
-    assert row.startswith("| holds | **zero-sum weights**: the server rule's weights sum to zero")
+    assert row.startswith("| holds | zero-sum weights: the server rule's weights sum to zero")
 
 
-def test_bars_do_not_break_the_table():
-    statement = Statement("a|b", "‖x‖", "|S|", list, lambda: None)
+def test_a_page_with_marks_keeps_everything_around_them(tmp_path, capsys):
+    page = tmp_path / "page.md"
+    page.write_text(f"# Before\n{BEGIN}old table\n{END}\nafter\n", encoding="utf-8")
+    assert main(["--only", "zero-sum", "--markdown", str(page)]) == 0
+    text = page.read_text(encoding="utf-8")
+    assert text.startswith(f"# Before\n{BEGIN}| verdict |")
+    assert text.endswith(f"|\n{END}\nafter\n")
+    assert "old table" not in text
+    assert into_page(text, "new\n") == f"# Before\n{BEGIN}new\n{END}\nafter\n"
+
+
+def test_bars_and_stars_do_not_break_the_table():
+    statement = Statement("a|b", "β* of x", "|S|", list, lambda: None)
     table = markdown([(statement, Verdict(False, 2, 1.0, "|B| = 1"))])
-    assert table.splitlines()[2] == "| fails | **a\\|b**: ‖x‖ | \\|S\\| | 2 | \\|B\\| = 1 |"
+    assert table.splitlines()[2] == r"| fails | a\|b: β\* of x | \|S\| | 2 | \|B\| = 1 |"
 
 
 def test_help_and_unknown_words(capsys):

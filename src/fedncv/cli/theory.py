@@ -15,6 +15,7 @@ from fedncv.theory import STATEMENTS, TOLERANCE, Statement, Verdict, evaluate
 
 Row = tuple[Statement, Verdict]
 WIDTH = 110
+BEGIN, END = "<!-- verdicts: fedncv theory --markdown docs/theory.md -->\n", "<!-- end of verdicts -->"
 
 
 def main(argv: list[str]) -> int:
@@ -27,7 +28,8 @@ def main(argv: list[str]) -> int:
     held = sum(verdict.holds for _, verdict in rows)
     print(f"{len(rows)} statements: {held} hold, {len(rows) - held} do not.")
     if args.markdown:
-        args.markdown.write_text(markdown(rows), encoding="utf-8")
+        page = args.markdown.read_text(encoding="utf-8") if args.markdown.exists() else ""
+        args.markdown.write_text(into_page(page, markdown(rows)), encoding="utf-8")
     return 0
 
 
@@ -35,10 +37,18 @@ def markdown(rows: list[Row]) -> str:
     """The table of docs/theory.md: the same verdicts, without the sizes of rounding errors."""
     lines = ["| verdict | statement | where | cases | smallest counterexample |", "|---|---|---|---|---|"]
     for statement, verdict in rows:
-        cells = [_word(verdict), f"**{statement.name}**: {statement.claim}", statement.source]
+        cells = [_word(verdict), f"{statement.name}: {statement.claim}", statement.source]
         cells += [str(verdict.num_cases), verdict.counterexample]
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        lines.append("| " + " | ".join(cell.replace("|", r"\|").replace("*", r"\*") for cell in cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+def into_page(page: str, table: str) -> str:
+    """The page with the table between its marks, or the table alone where there are none."""
+    if BEGIN not in page:
+        return table
+    before, rest = page.split(BEGIN)
+    return before + BEGIN + table + END + rest.split(END)[1]
 
 
 def _print_lines(statements: list[Statement]) -> list[Row]:
@@ -91,5 +101,10 @@ def _parser() -> argparse.ArgumentParser:
         "otherwise the smallest counterexample is printed. Derivations: docs/theory.md.",
     )
     parser.add_argument("--only", default="", metavar="WORDS", help="only statements that mention these words")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write the verdicts as a Markdown table")
+    parser.add_argument(
+        "--markdown",
+        type=Path,
+        metavar="FILE",
+        help="also write the verdicts as a Markdown table, between the marks of FILE if it has them",
+    )
     return parser

@@ -110,6 +110,10 @@ def partly_on() -> Iterator[tuple[Quadratics]]:
     return federations(((0.5, 0.5), (0.2, 0.8)), MANY)
 
 
+def equal_alphas() -> Iterator[tuple[Quadratics]]:
+    return federations(((0.0, 0.0), (0.25, 0.25), (0.5, 0.5), (1.0, 1.0)), MANY)
+
+
 def unequal_one_step() -> Iterator[tuple[Quadratics]]:
     return federations(((0.5, 0.5), (0.2, 0.8), (1.0, 0.0)), ONE)
 
@@ -137,6 +141,15 @@ def corrected_memory_is_a_smaller_alpha(q: Quadratics) -> Finding:
 def at_fedavgs_rest(q: Quadratics) -> Finding:
     x = rest(q)[0].item()
     return Finding(abs(x - q.fedavg_rest), f"{q}: rests at {x:.4f}, FedAvg at {q.fedavg_rest:.4f}")
+
+
+def rests_between(q: Quadratics) -> Finding:
+    """Equal α: Σ_u p_u κ_u a_u (x − b_u) = 0, κ_u = k_u/(1 − α + α k_u), k_u = A_u/(η K a_u)."""
+    a_N, alpha = tensor(q.curvature), q.alpha[0]
+    k_N = (1 - (1 - LR * a_N) ** q.num_steps) / (LR * q.num_steps * a_N)
+    weight_N = q.p_N * k_N / (1 - alpha + alpha * k_N) * a_N
+    expected, x = (weight_N @ tensor(q.minimiser) / weight_N.sum()).item(), rest(q)[0].item()
+    return Finding(abs(x - expected), f"{q}: rests at {x:.4f}, expected {expected:.4f}")
 
 
 def fedavg_finds_the_optimum(q: Quadratics) -> Finding:
@@ -229,6 +242,13 @@ STATEMENTS = (
         DRIFT,
         partly_on,
         at_optimum,
+    ),
+    Statement(
+        "equal α, any K",
+        "with equal α the rest is Σ_u p_u κ_u a_u (x − b_u) = 0, κ_u = k_u/(1 − α + α k_u)",
+        DRIFT,
+        equal_alphas,
+        rests_between,
     ),
     Statement(
         "server memory at rest",
