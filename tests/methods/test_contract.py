@@ -37,9 +37,9 @@ FEDAVG_LIMIT = {
     "fedvarp": None,  # with all clients in every round, to rounding, see test_fedvarp.py
     "fedstale": "fedstale:beta=0",
     "mifa": None,  # with all clients in every round, to rounding, see test_mifa.py
-    "fedadagrad": None,  # to rounding as tau = server_lr grows, see test_fedopt.py
-    "fedadam": None,  # to rounding as tau = server_lr grows, see test_fedopt.py
-    "fedyogi": None,  # to rounding as tau = server_lr grows, see test_fedopt.py
+    "fedadagrad": None,  # to rounding for a large tau, see test_fedopt.py
+    "fedadam": None,  # to rounding for a large tau, see test_fedopt.py
+    "fedyogi": None,  # to rounding for a large tau, see test_fedopt.py
     "local": None,  # no server
 }
 # Knobs with which a method is quick enough to be run a hundred times.
