@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-from fedncv.data import DATASETS, PARTITIONS
+from fedncv.data import PARTITIONS, STREAMS, check_name
 from fedncv.engine.schedule import lr_factor
 from fedncv.methods import find_method
 from fedncv.models import find_model
@@ -26,6 +26,8 @@ class Settings:
     """Folder with the datasets' files; empty: $FEDNCV_DATA, then the cache folder."""
     partition: str = "dirichlet:alpha=0.1"
     """Who holds what: dirichlet:alpha=0.1,min_samples=10 or iid. `fedncv partition` draws it."""
+    stream: str = ""
+    """Samples that arrive while it trains: arrivals:start=0.1,rate=0.01,order=by_class; empty: all are there."""
     clients: int = 100
     """Clients of the federation, at least 1."""
     test_share: float = 0.25
@@ -121,13 +123,15 @@ class RunConfig(Settings):
                 )
         if "method" not in custom:
             find_method(self.method)
-        if "data" not in custom and self.data not in DATASETS:
-            raise ValueError(nearest(self.data, DATASETS, what="dataset"))
+        if "data" not in custom:
+            check_name(self.data)
         if "model" not in custom:
             find_model(self.model)
         if "task" not in custom:
             find_task(self.task)
         parse(self.partition, PARTITIONS, what="partition")
+        if self.stream:
+            parse(self.stream, STREAMS, what="stream")
         for t in {0, max(0, self.rounds - 1)}:
             factor = lr_factor(self.schedule, t, self.rounds)
             if not 0 < factor < math.inf:

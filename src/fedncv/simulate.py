@@ -181,6 +181,7 @@ def prior(problem: Problem) -> Row:
 
 def export(problem: Problem, state: State, client: int | None = None) -> dict[str, Tensor]:
     """The shared model, or the one that ``client`` predicts with, as an ordinary state_dict."""
+    problem = problem.at(state.round)
     method, model = problem.method, problem.model
     if client is None:
         shared_P = method.shared(state.server)

@@ -187,3 +187,33 @@ def test_pooled_is_the_shared_model_without_anything_personal():
     assert with_offset["pooled"] == without["pooled"] == without["before"]
     test = np.concatenate(plain.clients.test)
     assert with_offset["before"] == pytest.approx(float((plain.dataset.y[test] == 0).double().mean()))
+
+
+# ---- streams -------------------------------------------------------------------------------------------
+
+
+def test_with_a_stream_clients_train_on_what_has_arrived():
+    """start 0.2 and a quarter more each round: n_u(t) = floor((0.2 + 0.25 t) n_u) samples, counted once an epoch."""
+    problem = tiny("fedavg", sizes=(40, 20), epochs=1, batch_size=1000, stream="arrivals:start=0.2,rate=0.25")
+    held, state = [], start(problem)
+    for t in range(5):
+        now = problem.at(t)
+        held.append([len(part) for part in now.clients.train])
+        assert now.federation.sizes_N.tolist() == held[-1]
+        assert float(now.client(0).label_counts_C.sum()) == held[-1][0]
+        state, row = run_round(problem, state)
+        assert row["samples"] == sum(map(sum, held))
+    assert held == [[6, 3], [13, 6], [21, 10], [28, 14], [30, 15]]  # of 30 and 15
+    test = [len(part) for part in problem.at(0).clients.test]
+    assert test == [len(part) for part in problem.at(9).clients.test]
+
+
+def test_a_stream_that_starts_full_is_the_static_federation():
+    static, streamed = tiny("fedavg"), tiny("fedavg", stream="arrivals:start=1")
+    assert torch.equal(train(static, rounds=2).server.x_P, train(streamed, rounds=2).server.x_P)
+
+
+def test_weights_follow_the_stream():
+    """Quadratics with 1 and 10 samples, of which a fifth is there at first: weights 1/3 and 2/3 in one step from 5."""
+    problem = quadratics("fedavg", sizes=[1, 10], steps=1, stream="arrivals:start=0.2,rate=0")
+    assert float(train(problem).server.x_P) == pytest.approx(5 - 0.05 * (5 / 3 + 16 * 2 / 3))

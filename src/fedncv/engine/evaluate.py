@@ -56,6 +56,7 @@ def score(problem: Problem, u: int, x_P: Tensor, buffers_R: Tensor, offset_C: Te
 
 def before(problem: Problem, state: State) -> dict[str, Any]:
     """Scores of all clients on arrival, and of the shared model where there is one."""
+    problem = problem.at(state.round)
     sizes = test_sizes(problem)
     totals, pooled = np.zeros(len(sizes)), np.zeros(len(sizes))
     shared_P = shared_model(problem, state)
@@ -87,6 +88,7 @@ def summary_before(
 
 def after(problem: Problem, state: State) -> dict[str, Any]:
     """Scores of all clients after a local training that nobody keeps and that is not counted as work."""
+    problem = problem.at(state.round)
     sizes = test_sizes(problem)
     totals = np.zeros(len(sizes))
     for arrival in arrivals(problem, state, np.flatnonzero(sizes)):

@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from fedncv.config import RunConfig
-from fedncv.data import Clients, Dataset, divide, load, split
+from fedncv.data import STREAMS, Clients, Dataset, Stream, divide, load, split
 from fedncv.engine import sampling
 from fedncv.flat import Factory, Model
 from fedncv.keys import key_for
 from fedncv.methods import find_method
 from fedncv.methods.base import Ask, BufferRule, Client, Federation, Method, for_all
 from fedncv.models import find_model
+from fedncv.spec import parse
 from fedncv.tasks import Task, find_task
 from fedncv.tree import num_bytes, row
 
@@ -29,6 +30,20 @@ class Problem(NamedTuple):
     federation: Federation
     rates_N: sampling.Probabilities  # reachability of each client, where sampling asks for it
     inclusion_N: sampling.Probabilities  # probability of being drawn for a round
+    stream: Stream | None = None  # where clients receive their samples while the federation trains
+
+    def at(self, round: int) -> "Problem":
+        """The problem as it stands in a round: with a stream, clients hold what has arrived by then."""
+        if self.stream is None:
+            return self
+        clients = self.clients._replace(train=self.stream.visible(round))
+        sizes = clients.sizes.astype(np.float64)
+        return self._replace(
+            clients=clients,
+            federation=self.federation._replace(sizes_N=torch.from_numpy(sizes)),
+            inclusion_N=_inclusion(self.config, sizes, self.rates_N),
+            stream=None,
+        )
 
     @property
     def buffer_rule(self) -> str | BufferRule:
@@ -121,11 +136,10 @@ def build(
         key=key_for(config.seed, "server start"),
     )
     rates_N = np.linspace(config.availability, 1.0, num_clients)
-    inclusion_N = {
-        "uniform": lambda: sampling.uniform_inclusion(num_clients, config.per_round),
-        "weighted": lambda: sampling.weighted_inclusion(sizes, config.per_round),
-        "available": lambda: sampling.available_inclusion(rates_N, config.per_round),
-    }[config.sampling]()
+    stream = None
+    if config.stream:
+        name, knobs = parse(config.stream, STREAMS, what="stream")
+        stream = STREAMS[name](clients.train, dataset.labels.cpu().numpy(), config.seed, **knobs)
     return Problem(
         config,
         dataset,
@@ -135,8 +149,19 @@ def build(
         method or find_method(config.method),
         federation,
         rates_N,
-        inclusion_N,
+        _inclusion(config, sizes, rates_N),
+        stream,
     )
+
+
+def _inclusion(
+    config: RunConfig, sizes: sampling.Probabilities, rates_N: sampling.Probabilities
+) -> sampling.Probabilities:
+    if config.sampling == "uniform":
+        return sampling.uniform_inclusion(len(sizes), config.per_round)
+    if config.sampling == "weighted":
+        return sampling.weighted_inclusion(sizes, config.per_round)
+    return sampling.available_inclusion(rates_N, config.per_round)
 
 
 def _device(name: str) -> torch.device:
@@ -148,6 +173,7 @@ def _device(name: str) -> torch.device:
 
 def start(problem: Problem) -> State:
     """The state before the first round."""
+    problem = problem.at(0)
     rule, model = problem.buffer_rule, problem.model
     buffers = rule.init(model.start_R, problem.federation) if isinstance(rule, BufferRule) else model.start_R
     return State(0, problem.method.init(model.start_P, problem.federation), buffers, {})

@@ -99,6 +99,7 @@ def aggregate(problem: Problem, state: State, replies: list[Reply]) -> State:
 
 def run_round(problem: Problem, state: State, drawn: Draw | None = None) -> tuple[State, dict[str, Any]]:
     """One round: (state, row of metrics). ``drawn`` replaces the keyed draw of clients."""
+    problem = problem.at(state.round)
     drawn = drawn or draw(problem, state.round)
     return settle(problem, state, drawn, _outcomes(problem, state, drawn))
 
