@@ -191,7 +191,9 @@ class Model:
 
     def _find_smallest_batch(self, example: Tensor) -> int:
         try:
-            self.forward(self.start_P, self.start_R, example[:1], mode="still", key=key_for(0, "trial"))
+            self.forward(
+                self.start_P, self.start_R, example[:1], mode="still", key=key_for(0, "trial").to(example.device)
+            )
         except ValueError as error:
             if "more than 1 value per channel" not in str(error):
                 raise
@@ -232,7 +234,7 @@ def _moving(module: nn.Module, example: Tensor, dropouts: list[KeyedDropout]) ->
     """The float buffers that a training pass changes, as they were before it."""
     before = {name: b.clone() for name, b in module.named_buffers()}
     for dropout in dropouts:
-        dropout.key = key_for(0, "trial")
+        dropout.key = key_for(0, "trial").to(example.device)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         state = torch.random.get_rng_state()
         try:
