@@ -22,7 +22,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedncv.config import RunConfig, write_toml
-from fedncv.engine.problem import Kept, Problem, State, Totals, keeps, start
+from fedncv.engine.problem import Problem, State, keeps, start
 from fedncv.results import CONFIG, METRICS, STATE, TIMING, is_run
 from fedncv.tree import leaves, row, stack, tree_map
 
@@ -116,7 +116,7 @@ class Journal:
             with metrics.open("r+b") as file:
                 file.truncate(length)
                 os.fsync(file.fileno())
-        tensors, numbers = _flatten(_storable(state))
+        tensors, numbers = _flatten({"state": _packed(state)})
         header = {
             "numbers": numbers,
             "metrics_bytes": length,
@@ -182,17 +182,16 @@ def _checksum(tensors: dict[str, Tensor]) -> int:
     return check
 
 
-def _storable(state: State) -> dict[str, Any]:
-    """The state as a tree; what clients keep is stacked, so that it is a few tensors and not thousands."""
-    kept = sorted(state.kept.items())
-    return {
-        "round": state.round,
-        "totals": state.totals,
-        "server": state.server,
-        "buffers": state.buffers,
-        "kept_ids": torch.tensor([u for u, _ in kept], dtype=torch.int64),
-        "kept": stack([each for _, each in kept]) if kept else (),
-    }
+def _packed(tree: Any) -> Any:
+    """The tree with every dictionary of clients stacked, so that it is a few tensors and not thousands."""
+    if isinstance(tree, dict):
+        clients = sorted(tree)
+        ids = torch.tensor(clients, dtype=torch.int64)
+        return {"ids": ids, "rows": stack([tree[u] for u in clients])} if clients else {"ids": ids}
+    if isinstance(tree, tuple):
+        parts = [_packed(part) for part in tree]
+        return type(tree)(*parts) if hasattr(tree, "_fields") else tuple(parts)
+    return tree
 
 
 def _flatten(tree: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -205,30 +204,29 @@ def _flatten(tree: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, numbers
 
 
-def _fill(template: Any, path: str, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> Any:
-    """The tree of the template's form with the stored leaves."""
+def _fill(template: Any, path: str, tensors: dict[str, Tensor], numbers: dict[str, Any], device: torch.device) -> Any:
+    """The tree of the template's form with the stored leaves; a dictionary of clients has those it was stored with."""
     if isinstance(template, Tensor):
         return tensors[path].to(template.device)
+    if isinstance(template, dict):
+        ids = tensors[f"{path}.ids"].tolist()
+        if not ids:
+            return {}
+        like = next(iter(template.values()), torch.empty(0, device=device))  # rows of memory, unless it says otherwise
+        rows = _fill(like, f"{path}.rows", tensors, numbers, device)
+        return {u: tree_map(torch.clone, row(rows, i)) for i, u in enumerate(ids)}
     if isinstance(template, tuple):
         names: Iterable[Any] = getattr(template, "_fields", range(len(template)))
-        parts = [_fill(part, f"{path}.{name}", tensors, numbers) for name, part in zip(names, template, strict=True)]
+        parts = [
+            _fill(part, f"{path}.{name}", tensors, numbers, device) for name, part in zip(names, template, strict=True)
+        ]
         return type(template)(*parts) if hasattr(template, "_fields") else tuple(parts)
-    if isinstance(template, dict):
-        return {name: _fill(part, f"{path}.{name}", tensors, numbers) for name, part in template.items()}
     return numbers[path]
 
 
 def _restore(problem: Problem, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> State:
     fresh = start(problem)
-    ids = tensors["kept_ids"].tolist()
-    kept: dict[int, Kept] = {}
-    if ids:
-        stacked = _fill(keeps(problem, fresh, ids[0]), "kept", tensors, numbers)
-        kept = {u: tree_map(torch.clone, row(stacked, i)) for i, u in enumerate(ids)}
-    return State(
-        round=numbers["round"],
-        server=_fill(fresh.server, "server", tensors, numbers),
-        buffers=_fill(fresh.buffers, "buffers", tensors, numbers),
-        kept=kept,
-        totals=_fill(Totals(), "totals", tensors, numbers),
-    )
+    template = fresh._replace(kept={0: keeps(problem.at(0), fresh, 0)})
+    state = _fill(template, "state", tensors, numbers, problem.model.start_P.device)
+    assert isinstance(state, State)
+    return state

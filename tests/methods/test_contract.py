@@ -19,6 +19,8 @@ from fedncv.tree import all_finite, leaves, row, stack, tree_map
 
 # A text that makes the method FedAvg, bit for bit; None where it has no such limit, and why.
 FEDAVG_LIMIT = {
+    "fedncv": "fedncv:memory=off,drift=off,tau=0,momentum=0,blend=1",
+    "fedncv-paper": None,  # its server weights sum to zero; see test_fedncv_paper.py
     "fedavg": "fedavg",
     "fedavgm": "fedavgm:beta=0",
     "fedprox": "fedprox:mu=0",
@@ -46,6 +48,7 @@ FEDAVG_LIMIT = {
 SMALL = {"fedgen": "fedgen:generator_steps=2,hidden=8,generated=4"}
 # Where the defaults would take hundreds of rounds to come to rest on the quadratics, knobs that take fewer, and why.
 SETTLING = {
+    "fedncv": ("fedncv:momentum=0", {}),  # oscillations decay by sqrt(momentum) a round
     "fedavgm": ("fedavgm:beta=0.3", {}),  # oscillations decay by sqrt(beta) a round
     "feddyn": ("feddyn:alpha=1", {}),  # lambda_u is learned over 1/alpha rounds
     "fedadp": ("fedadp", {"b": (1.0, 1.0)}),  # in one dimension angles are 0 or pi: opposing clients flip the weights

@@ -1,5 +1,6 @@
 """The methods, one file each, in one dictionary written by hand."""
 
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -11,6 +12,8 @@ from fedncv.methods import (
     feddyn,
     fedgen,
     fedlc,
+    fedncv,
+    fedncv_paper,
     fednova,
     fedopt,
     fedper,
@@ -25,6 +28,7 @@ from fedncv.methods import (
     scaffold,
 )
 from fedncv.methods.base import Method
+from fedncv.methods.switches import SWITCHES
 from fedncv.spec import parse
 
 
@@ -36,6 +40,18 @@ class Entry(NamedTuple):
 
 
 METHODS: dict[str, Entry] = {
+    "fedncv": Entry(
+        fedncv.fedncv,
+        fedncv.Config,
+        "centred control variates at server and client, and the label prior",
+        "after Chen 2024, the centred reading (docs/theory.md)",
+    ),
+    "fedncv-paper": Entry(
+        fedncv_paper.fedncv_paper,
+        fedncv_paper.Config,
+        "the paper's equations as printed; they cancel themselves",
+        "Chen 2024, Algorithm 1",
+    ),
     "fedavg": Entry(
         fedavg.fedavg, fedavg.Config, "average the locally trained models", "McMahan 2017, arXiv:1602.05629"
     ),
@@ -118,14 +134,19 @@ def _no_knobs() -> None: ...
 
 
 def find_method(text: str) -> Method:
-    """The method that ``name`` or ``name:knob=value,…`` names.
+    """The method that ``name``, ``name:knob=value,…`` or ``name+switch+switch:knob=value`` names.
 
-    >>> find_method("fedprox:mu=0.1").reveals
+    >>> find_method("fedprox:mu=0.1+prior").reveals
     {'delta_P': "the client's model update"}
     """
+    text, *switches = re.split(r"\+(?=[a-z])", text)
     name, knobs = parse(text, {name: e.config or _no_knobs for name, e in METHODS.items()}, what="method")
     entry = METHODS[name]
-    return entry.make() if entry.config is None else entry.make(entry.config(**knobs))
+    method = entry.make() if entry.config is None else entry.make(entry.config(**knobs))
+    for switch in switches:
+        name, knobs = parse(switch, {name: s.config for name, s in SWITCHES.items()}, what="switch")
+        method = SWITCHES[name].apply(method, SWITCHES[name].config(**knobs))
+    return method
 
 
-__all__ = ["METHODS", "Entry", "find_method"]
+__all__ = ["METHODS", "SWITCHES", "Entry", "find_method"]

@@ -126,6 +126,8 @@ class Ask:
         self.num_forwards = 0
         self.value = torch.zeros(())
         """The loss at the latest gradient."""
+        self.prior_C: Tensor | None = None
+        """Added to all logits before the loss looks at them."""
         self._model, self._task, self._mode, self._stacked = model, task, mode, stacked
         self._differentiating = False
 
@@ -147,7 +149,7 @@ class Ask:
 
     def losses(self, logits_BC: Tensor, batch: Batch) -> Tensor:
         """The study's loss, one number a sample."""
-        return self._task.loss(logits_BC, batch.y)
+        return self._task.loss(logits_BC if self.prior_C is None else logits_BC + self.prior_C, batch.y)
 
     def loss(self, y_P: Tensor, batch: Batch, *, offset_C: Tensor | None = None, mode: Mode | None = None) -> Tensor:
         """Mean loss of the batch at ``y_P``, with ``offset_C`` added to the logits."""

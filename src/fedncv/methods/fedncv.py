@@ -1,0 +1,261 @@
+"""FedNCV, the centred reading: one control-variate unit, at the server, at the client and at the sample.
+
+The unit (docs/theory.md): for weights w of the draw that is averaged over and a_u known before it,
+d_u = a_u - a_bar = (1 - w_u)(a_u - a_{without u}), the paper's leave-one-out difference scaled to have mean zero.
+
+    client   y <- y - lr * (g(y; B) - e_u)                            over its batches, from y = x
+             Delta_u = x - y
+    server   g_hat = beta * h_bar + sum_S omega_u (Delta_u - beta * h_u)
+             v <- momentum * v + g_hat;    x <- x - v
+             h_u <- Delta_u                                           last update of client u
+             c_u <- Delta_u / (lr * K_u) + e_u                        mean raw gradient along its path
+             alpha_u <- alpha_u + rate * (alpha_u* - alpha_u)
+             alpha_u* = <c_u' - c_bar, c_u - c_bar> / ||c_u - c_bar||^2, in [0, 1]
+             e_u = alpha_u (c_u - c_bar) - sum_v p_v alpha_v (c_v - c_bar)
+             beta from scalars of earlier rounds, so that it is fixed before the draw
+
+and, as switches of their own, the label prior (switches/label_prior.py) and the share of its local training that a
+client predicts with. A client never seen is remembered as the mean of those seen: known before the draw as well, and
+closer than zero.
+
+After Chen et al., "Taming Gradient Variance in Federated Learning with Networked Control Variates"; the literal
+reading is fedncv_paper.py. Everything off is FedAvg to the last bit. Special cases: beta = 1 with equal sizes FedVARP,
+0 < beta < 1 FedStale, alpha = 1 with equal sizes SCAFFOLD (option II).
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedncv import estimators
+from fedncv.estimators import Moments, WeightedSum
+from fedncv.methods.base import Ask, Batch, Federation, Method, Replies, ServerAsk, Work, for_all, weighted_sum
+from fedncv.methods.fedavg import fedavg
+from fedncv.methods.switches import label_prior
+
+Rows = dict[int, Tensor]  # one row for every client seen
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    memory: Literal["off", "fixed", "adaptive"] = "adaptive"
+    """Server memory h_u: off; with the given beta; or with beta from earlier rounds."""
+    beta: float = 1.0
+    """Trust in the memory where it is fixed, from 0 to 1; the ceiling where it is adaptive."""
+    forget: float = 0.9
+    """How much of the earlier rounds' moments is kept a round, from 0 to 1."""
+    weights: Literal["self_normalised", "ht"] = "self_normalised"
+    """omega_u: p_u / sum_S p_v, less noisy; or Horvitz-Thompson's p_u / P(u in S), unbiased."""
+    drift: Literal["off", "fixed", "adaptive"] = "adaptive"
+    """Client drift correction e_u: off; with the given alpha for clients seen; or learned for each."""
+    alpha: float = 1.0
+    """Strength of the correction where it is fixed, from 0 to 1; the ceiling where it is adaptive."""
+    rate: float = 0.5
+    """How fast alpha_u follows alpha_u*, above 0 to 1."""
+    tau: float = 1.0
+    """Weight of the label prior, at least 0; 0 is off."""
+    epsilon: float = 1.0
+    """Samples of every class that a client is taken to have beside its own, above 0."""
+    momentum: float = 0.5
+    """Server momentum, from 0 to below 1; 0 is off."""
+    personal: Literal["none", "head"] = "none"
+    """What never leaves a client: nothing, or its head."""
+    blend: float = 1.0
+    """Share of its local training that a client predicts with, from 0 to 1; 1 is the trained model."""
+
+    def __post_init__(self) -> None:
+        for name in ("beta", "forget", "alpha", "rate", "blend"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must be from 0 to 1, not {getattr(self, name)}")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum must be at least 0 and below 1, not {self.momentum}")
+        label_prior.Config(tau=self.tau, epsilon=self.epsilon)
+
+
+class Server(NamedTuple):
+    """Q = shared parameters (all of them unless the head is personal), N = all clients."""
+
+    x_Q: Tensor  # shared model
+    v_Q: Tensor  # velocity
+    n_N: Tensor  # samples of every client as last reported, float64
+    h: Rows  # last update
+    sum_h: WeightedSum  # over the clients seen
+    c: Rows  # mean raw gradient of the last round
+    sum_c: WeightedSum
+    alpha: Rows  # scalars
+    sum_alpha_c: WeightedSum  # of alpha_v c_v, with weights n_v alpha_v
+    moments: Moments  # of earlier rounds, for beta
+
+
+class Down(NamedTuple):
+    x_Q: Tensor
+    e_Q: Tensor  # drift correction; empty where it is off
+
+
+class Up(NamedTuple):
+    delta_Q: Tensor  # x - y
+    total_step: Tensor  # lr * K_u
+
+
+def fedncv(config: Config = Config()) -> Method:
+    remembers, corrects = config.memory != "off", config.drift != "off"
+
+    def shared_part(layout: Any) -> slice:
+        return slice(0, layout.num_parameters) if config.personal == "none" else layout.body
+
+    def init(x_P: Tensor, federation: Federation) -> Server:
+        x_Q = x_P[shared_part(federation.layout)]
+        nothing = WeightedSum(
+            torch.zeros_like(x_Q, dtype=torch.float64), torch.zeros((), dtype=torch.float64, device=x_Q.device)
+        )
+        return Server(
+            x_Q=x_Q,
+            v_Q=torch.zeros_like(x_Q) if config.momentum else x_Q[:0],
+            n_N=federation.sizes_N.to(x_Q.device),
+            h={},
+            sum_h=nothing,
+            c={},
+            sum_c=nothing,
+            alpha={},
+            sum_alpha_c=nothing,
+            moments=estimators.no_moments(x_Q.device),
+        )
+
+    def init_own(ask: Ask, x_P: Tensor) -> Tensor:
+        return x_P[shared_part(ask.layout).stop :]  # the personal slice; empty where there is none
+
+    def corrections(server: Server, ids_S: Tensor) -> Tensor:
+        """e_u of these clients."""
+        c_bar_Q = estimators.weighted_mean(server.sum_c)
+        # recentred over all clients, those never seen included: sum_u p_u e_u = 0 from the first round on
+        spread_Q = server.sum_alpha_c.total_P - server.sum_alpha_c.size * c_bar_Q
+        alpha_S = _read(server.alpha, ids_S, server.x_Q.new_zeros(()))
+        c_SQ = _read(server.c, ids_S, c_bar_Q.to(server.x_Q.dtype))
+        return estimators.drift_corrections(c_SQ, alpha_S, c_bar_Q, spread_Q / server.n_N.sum())
+
+    def broadcast(server: Server, ids_S: Tensor) -> Down:
+        e_SQ = corrections(server, ids_S) if corrects else for_all(server.x_Q[:0], ids_S)
+        return Down(for_all(server.x_Q, ids_S), e_SQ)
+
+    def begin(_ask: Ask, down: Down, personal_H: Tensor) -> tuple[Tensor, Any]:
+        return torch.cat([down.x_Q, personal_H]), ()
+
+    def direction(ask: Ask, y_P: Tensor, batch: Batch, down: Down, own: Any, scratch: Any) -> tuple[Tensor, Any]:
+        g_P = ask.grad(y_P, batch)
+        if corrects:
+            g_P = g_P - torch.cat([down.e_Q, torch.zeros_like(own)])
+        return g_P, scratch
+
+    def finish(ask: Ask, y_P: Tensor, work: Work, down: Down, _own: Any, _scratch: Any) -> tuple[Up, Tensor]:
+        shared = shared_part(ask.layout)
+        total_step = torch.as_tensor(work.total_step, dtype=y_P.dtype, device=y_P.device)
+        return Up(down.x_Q - y_P[shared], total_step), y_P[shared.stop :]
+
+    def aggregate(_ask: ServerAsk, server: Server, replies: Replies) -> Server:
+        delta_SQ = replies.ups.delta_Q
+        n_N = server.n_N.index_copy(0, replies.ids_S, replies.sizes_S.to(server.n_N.dtype))
+        step_Q, moments = _estimate(config, server, replies, n_N)
+        after = server._replace(n_N=n_N, moments=moments)
+        if remembers:
+            h, sum_h = _remember(server.h, server.sum_h, replies, server.n_N, delta_SQ)
+            after = after._replace(h=h, sum_h=sum_h)
+        if corrects:
+            after = _learn(config, server, after, replies, corrections(server, replies.ids_S))
+        if config.momentum:
+            step_Q = config.momentum * server.v_Q + step_Q
+            after = after._replace(v_Q=step_Q)
+        return after._replace(x_Q=server.x_Q - step_Q)
+
+    def predict(_ask: Ask, y_P: Tensor, down: Down, _own: Any) -> tuple[Tensor, None]:
+        if config.blend == 1:
+            return y_P, None
+        shared = len(down.x_Q)
+        x_P = torch.cat([down.x_Q, y_P[shared:]])
+        return x_P + config.blend * (y_P - x_P), None
+
+    def shared(server: Server) -> Tensor | None:
+        return server.x_Q if config.personal == "none" else None
+
+    method = fedavg()._replace(
+        init=init,
+        init_own=init_own,
+        broadcast=broadcast,
+        begin=begin,
+        direction=direction,
+        finish=finish,
+        aggregate=aggregate,
+        predict=predict,
+        shared=shared,
+        reveals={"delta_Q": "the client's update of the shared slices", "total_step": "how many steps it made"},
+    )
+    return label_prior.with_prior(method, label_prior.Config(tau=config.tau, epsilon=config.epsilon))
+
+
+def _read(rows: Rows, ids_S: Tensor, default: Tensor) -> Tensor:
+    """The rows of these clients; ``default`` for one never seen."""
+    return torch.stack([rows.get(u, default) for u in ids_S.tolist()])
+
+
+def _write(rows: Rows, ids_S: Tensor, new_SQ: Tensor) -> Rows:
+    return rows | dict(zip(ids_S.tolist(), new_SQ, strict=True))
+
+
+def _remember(
+    rows: Rows, sums: WeightedSum, replies: Replies, n_old_N: Tensor, new_SQ: Tensor
+) -> tuple[Rows, WeightedSum]:
+    """Rows and their sums after these clients' rows were replaced. A client not seen before had no weight."""
+    ids_S = replies.ids_S
+    seen_S = torch.tensor([u in rows for u in ids_S.tolist()], device=ids_S.device)
+    old_SQ = _read(rows, ids_S, torch.zeros_like(new_SQ[0]))
+    sums = estimators.replace_rows(sums, old_SQ, n_old_N[ids_S] * seen_S, new_SQ, replies.sizes_S.to(n_old_N))
+    return _write(rows, ids_S, new_SQ), sums
+
+
+def _estimate(config: Config, server: Server, replies: Replies, n_N: Tensor) -> tuple[Tensor, Moments]:
+    """g_hat, and the moments that the next rounds' beta is made of."""
+    delta_SQ, weight_S = replies.ups.delta_Q, replies.weight_S
+    p_S = (replies.sizes_S / n_N.sum()).to(delta_SQ.dtype)
+    if config.weights == "ht":
+        weight_S = estimators.horvitz_thompson_weights(p_S, replies.inclusion_S.to(p_S))
+    if config.memory == "off":
+        return weighted_sum(weight_S, delta_SQ), server.moments
+    h_bar_Q = estimators.weighted_mean(server.sum_h).to(delta_SQ.dtype)
+    h_SQ = _read(server.h, replies.ids_S, h_bar_Q)
+    beta: float | Tensor = config.beta
+    if config.memory == "adaptive":
+        beta = estimators.running_beta(server.moments).clamp(0, config.beta).to(delta_SQ.dtype)
+    step_Q = estimators.server_estimate(delta_SQ, h_SQ, weight_S, h_bar_Q, beta=beta)
+    if config.weights == "ht":
+        units, controls = p_S[:, None] * delta_SQ, p_S[:, None] * h_SQ
+    else:
+        centre_Q = weighted_sum(weight_S, delta_SQ)
+        units = estimators.linearised_units(delta_SQ, p_S, centre_Q)
+        controls = estimators.linearised_units(h_SQ, p_S, h_bar_Q)
+    return step_Q, estimators.observe(server.moments, units, controls, forget=config.forget)
+
+
+def _learn(config: Config, server: Server, after: Server, replies: Replies, e_SQ: Tensor) -> Server:
+    """c_u and alpha_u of the clients that answered, and the sums that e_u is made of."""
+    ids_S = replies.ids_S
+    path_S = replies.ups.total_step
+    c_new_SQ = replies.ups.delta_Q / path_S[:, None] + e_SQ
+    c_bar_Q = estimators.weighted_mean(server.sum_c).to(e_SQ.dtype)
+    c_old_SQ = _read(server.c, ids_S, c_bar_Q)
+    c, sum_c = _remember(server.c, server.sum_c, replies, server.n_N, c_new_SQ)
+    seen_S = torch.tensor([u in server.c for u in ids_S.tolist()], device=ids_S.device)
+    old_S = _read(server.alpha, ids_S, e_SQ.new_zeros(()))
+    if config.drift == "adaptive":
+        target_S = estimators.learned_alpha(c_new_SQ, c_old_SQ, estimators.weighted_mean(sum_c), seen_S)
+        new_S = estimators.smoothed(old_S, target_S.clamp(max=config.alpha), rate=config.rate)
+    else:
+        new_S = torch.full_like(old_S, config.alpha)
+    sum_alpha_c = estimators.replace_rows(
+        server.sum_alpha_c,
+        c_old_SQ,
+        server.n_N[ids_S] * old_S * seen_S,
+        c_new_SQ,
+        replies.sizes_S.to(server.n_N) * new_S,
+    )
+    return after._replace(c=c, sum_c=sum_c, alpha=_write(server.alpha, ids_S, new_S), sum_alpha_c=sum_alpha_c)

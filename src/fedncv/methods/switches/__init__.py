@@ -1,0 +1,22 @@
+"""Switches that any method with a shared model can have, so that a comparison shows what the method adds.
+
+``scaffold+prior+momentum:beta=0.5`` is SCAFFOLD with both.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from fedncv.methods.base import Method
+from fedncv.methods.switches import label_prior, server_momentum
+
+
+class Switch(NamedTuple):
+    apply: Callable[..., Method]  # (method, config) -> method
+    config: Callable[..., Any]
+    summary: str
+
+
+SWITCHES: dict[str, Switch] = {
+    "prior": Switch(label_prior.with_prior, label_prior.Config, "train and predict with the client's label prior"),
+    "momentum": Switch(server_momentum.with_momentum, server_momentum.Config, "momentum at the server"),
+}

@@ -1,0 +1,55 @@
+"""The label prior: the part of a client's task that it knows without learning.
+
+    pi_{u,k} = (n_{u,k} + epsilon) / (n_u + C * epsilon)
+    client u trains and predicts with   logits + tau * log pi_u
+
+The shared model learns what is common to all clients; every client's personal model is the shared one plus its own
+offset, which never leaves it. Menon et al., ICLR 2021, https://arxiv.org/abs/2007.07314, eq. 10, per client; kin:
+FedLC, FedRoD. It is no variance reduction, though it brings the clients' gradients closer together.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from fedncv.methods.base import Ask, Batch, Method
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    tau: float = 1.0
+    """Weight of the prior, at least 0; 0 leaves the method as it is."""
+    epsilon: float = 1.0
+    """Samples of every class that a client is taken to have beside its own, above 0."""
+
+    def __post_init__(self) -> None:
+        if not self.tau >= 0:
+            raise ValueError(f"tau must be at least 0, not {self.tau}")
+        if not self.epsilon > 0:
+            raise ValueError(f"epsilon must be above 0, not {self.epsilon}")
+
+
+def log_prior(counts_C: Tensor, epsilon: float) -> Tensor:
+    """log pi_u."""
+    smoothed_C = counts_C + epsilon
+    return (smoothed_C / smoothed_C.sum()).log()
+
+
+def with_prior(method: Method, config: Config = Config()) -> Method:
+    """``method`` with the label prior of each client on its logits."""
+    if config.tau == 0:
+        return method
+
+    def offset(ask: Ask) -> Tensor:
+        return config.tau * log_prior(ask.client.label_counts_C, config.epsilon)
+
+    def direction(ask: Ask, y_P: Tensor, batch: Batch, down: Any, own: Any, scratch: Any) -> tuple[Tensor, Any]:
+        ask.prior_C = offset(ask)
+        return method.direction(ask, y_P, batch, down, own, scratch)
+
+    def predict(ask: Ask, y_P: Tensor, down: Any, own: Any) -> tuple[Tensor, Tensor]:
+        x_P, offset_C = method.predict(ask, y_P, down, own)
+        return x_P, offset(ask) if offset_C is None else offset_C + offset(ask)
+
+    return method._replace(direction=direction, predict=predict)
