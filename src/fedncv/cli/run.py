@@ -12,6 +12,7 @@ from fedncv.config import RunConfig, Settings, from_dict, read_toml
 from fedncv.engine.problem import build
 from fedncv.recipes import RECIPES, Recipe
 from fedncv.spec import nearest
+from fedncv.studies.study import folder_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,12 +59,6 @@ def main(argv: list[str]) -> int:
     for folder, config in zip(folders, configs, strict=True):
         store.create(folder, config, overwrite=arguments.overwrite)
     return run_all(out, folders)
-
-
-def folder_name(config: RunConfig) -> str:
-    """fedprox:mu=0.1 with seed 3 -> fedprox-mu-0.1-seed3."""
-    method = "".join(c if c.isalnum() or c in "._" else "-" for c in config.method)
-    return f"{method}-seed{config.seed}"
 
 
 def _defaults(argv: list[str]) -> tuple[str, Recipe]:

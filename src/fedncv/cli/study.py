@@ -1,0 +1,216 @@
+"""fedncv study: one of the paper's tables or figures, or the quick one, as a folder of runs."""
+
+import platform
+import shlex
+import sys
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from fedncv import store
+from fedncv.cli.arguments import parse
+from fedncv.cli.grid import Grid, duration
+from fedncv.cli.summary import print_table
+from fedncv.config import Settings
+from fedncv.data.table import markdown
+from fedncv.engine.problem import build
+from fedncv.spec import nearest
+from fedncv.studies import STUDIES
+from fedncv.studies.cells import prepare, run_cells, write_partition
+from fedncv.studies.cost import costs
+from fedncv.studies.study import FILE, Cell, Study, Tuning, extend, read_study, to_toml
+from fedncv.studies.tuning import tune
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments(Settings):
+    """Run a study: datasets x methods x seeds, each once. The same command again goes on where it was.
+
+    table1, fig1, fig2, fig3, table2, ablation, or smoke, the quick one on the built-in digits.
+    """
+
+    name: Annotated[str, tyro.conf.Positional]
+    """The study; its own settings are the defaults below."""
+    datasets: tuple[str, ...] = ()
+    """One or more datasets, a column each."""
+    methods: tuple[str, ...] = ()
+    """One or more methods, with knobs if need be."""
+    seeds: int = 1
+    """Number of seeds: 5 is 0 to 4. Asking for more later runs only those that are missing."""
+    clients: tuple[int, ...] = ()  # type: ignore[assignment]  # several make a column each
+    """Clients of the federation; several numbers make a column each, and as many more are drawn a round."""
+    tune: bool = False
+    """First choose every method's learning rate from the same grid, on seeds that are not reported."""
+    tuning_lr: tuple[float, ...] = Tuning().grid
+    """--tune: the grid."""
+    tuning_seeds: int = len(Tuning().seeds)
+    """--tune: runs for each learning rate, with seeds from 1000 on."""
+    tensorboard: bool = False
+    """Also write TensorBoard's event files, into each run's folder."""
+    dry_run: bool = False
+    """Say what it will cost, by a round of each method, and stop."""
+    out: str = ""
+    """The study's folder; empty: runs/NAME."""
+    data: tyro.conf.Suppress[str] = ""
+
+
+def main(argv: list[str]) -> int:
+    study = _named(argv)
+    clients = study.clients or (study.settings.clients,)
+    default = Arguments(
+        **vars(study.settings) | {"clients": clients, "data": ""},
+        name=study.name,
+        datasets=study.datasets,
+        methods=study.methods,
+        seeds=len(study.seeds),
+    )
+    arguments = parse(Arguments, argv, command="study", default=default)
+    study = _asked(study, arguments)
+    out = Path(arguments.out or f"runs/{study.name}")
+    if not study.methods:
+        return _datasets_only(study, out)
+    if (out / FILE).exists():
+        study = extend(read_study(out), study, where=out)
+    study.check()
+    if arguments.dry_run:
+        return _dry_run(study, out)
+    return _run(study, out, argv, tensorboard=arguments.tensorboard)
+
+
+def _named(argv: list[str]) -> Study:
+    """The study that is named, for its defaults; without one --help shows those of smoke."""
+    name = argv[0] if argv and not argv[0].startswith("-") else "smoke"
+    if name not in STUDIES:
+        raise ValueError(nearest(name, STUDIES, what="study"))
+    return STUDIES[name]()
+
+
+def _asked(study: Study, arguments: Arguments) -> Study:
+    """The study with what the options replace."""
+    if arguments.seeds < 1:
+        raise ValueError(f"--seeds is the number of seeds, at least 1, not {arguments.seeds}")
+    if not arguments.clients:
+        raise ValueError("--clients needs at least one number")
+    settings = {f.name: getattr(arguments, f.name) for f in fields(Settings)}
+    several = len(arguments.clients) > 1
+    settings["clients"] = study.settings.clients if several else arguments.clients[0]
+    settings["data"] = arguments.datasets[0] if arguments.datasets else ""
+    tuning = None
+    if arguments.tune:
+        tuning = Tuning(arguments.tuning_lr, tuple(range(1000, 1000 + arguments.tuning_seeds)))
+        if not tuning.grid or not tuning.seeds:
+            raise ValueError("--tune needs at least one learning rate and one seed")
+    return replace(
+        study,
+        settings=Settings(**settings),
+        datasets=arguments.datasets,
+        methods=arguments.methods,
+        seeds=tuple(range(arguments.seeds)),
+        clients=arguments.clients if several else (),
+        tuning=tuning,
+    )
+
+
+def _run(study: Study, out: Path, argv: list[str], *, tensorboard: bool) -> int:
+    build(study.cells()[0].config)  # data, model and device are there before a folder is made
+    for column, settings in study.columns().items():
+        write_partition(out / column, replace(study.cells()[0].config, **vars(settings)))
+    save = partial(_save, out, argv)
+    save(study)
+    failures: list[str] = []
+    try:
+        study = tune(study, out, partial(_run_all, "tuning", out, tensorboard), save)
+        failures = _run_all("run", out, tensorboard, study.cells())
+    except KeyboardInterrupt:
+        print("\nstopped; nothing is lost. Go on with the same command.", file=sys.stderr)
+        return 130
+    for column in study.columns():
+        print_table([out / cell.folder for cell in study.cells() if cell.folder.parent == Path(column)])
+    print(f"\nstudy  {out}\npage   fedncv report {out}")
+    for failure in failures:
+        print(f"fedncv: {failure}", file=sys.stderr)
+    return 2 if failures else 0
+
+
+def _run_all(what: str, out: Path, tensorboard: bool, cells: list[Cell]) -> list[str]:
+    folders = prepare(out, cells)
+    configs = {out / cell.folder: cell.config for cell in cells}
+    with Grid(what, len(cells), [configs[folder] for folder in folders]) as grid:
+        watch = grid.watch
+        if tensorboard:
+            from fedncv.tensorboard import beside
+
+            watch = beside(watch, {config: folder for folder, config in configs.items()})
+        return run_cells(folders, watch)
+
+
+def _save(out: Path, argv: list[str], study: Study) -> None:
+    """study.toml, with the command and what it was made with."""
+    words = {"made_with": {"command": shlex.join(["fedncv", "study", *argv])} | versions(study.settings.device)}
+    store.write_atomically(out / FILE, to_toml(study, words).encode(), name="study")
+
+
+def versions(device: str) -> dict[str, str]:
+    """What decides a number beside the config."""
+    found = {"python": platform.python_version(), "system": f"{platform.system()} {platform.machine()}"}
+    for package in ("fedncv", "torch", "numpy", "scipy"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "unknown"
+    if device.startswith("cuda") and torch.cuda.is_available():
+        found["gpu"] = torch.cuda.get_device_name(device)
+    return found
+
+
+def _datasets_only(study: Study, out: Path) -> int:
+    """A study without methods is about its datasets: the table, and nothing to train."""
+    text = markdown()
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / f"{study.name}.md"
+    store.write_atomically(path, text.encode(), name="table")
+    print(f"{text}\n{path}")
+    return 0
+
+
+def _dry_run(study: Study, out: Path) -> int:
+    cells = study.cells()
+    trials = [cell for column, method in study.untuned() for cell in _trials(study, column, method)]
+    done = [cell for cell in cells + trials if (out / cell.folder / "state.safetensors").exists()]
+    lines = costs(cells + trials)
+    table = Table(title=f"{study.title}: {len(cells)} runs, {len(trials)} for tuning; {len(done)} begun or done")
+    for heading in ("dataset", "method", "runs", "samples", "bytes", "time"):
+        table.add_column(heading, justify="left" if heading in ("dataset", "method") else "right")
+    for data, method, runs, cost, _ in lines:
+        table.add_row(data, method, str(runs), *_totals([(runs, cost.samples, cost.bytes, cost.seconds)]))
+    table.add_section()
+    total = [(runs, cost.samples, cost.bytes, cost.seconds) for _, _, runs, cost, _ in lines]
+    table.add_row("in all", "", str(len(cells) + len(trials)), *_totals(total))
+    console = Console() if Console().is_terminal else Console(width=140)
+    console.print(table)
+    print("time: runs one after the other, from one round of each on this machine; stacked seeds take less")
+    for why in dict.fromkeys(f"{data}: {why}" for data, _, _, _, why in lines if why):
+        print(f"unknown: {why}")
+    return 0
+
+
+def _trials(study: Study, column: str, method: str) -> list[Cell]:
+    assert study.tuning is not None
+    return [cell for lr in study.tuning.grid for cell in study.tuning_cells(column, method, lr)]
+
+
+def _totals(parts: list[tuple[int, float, float | None, float | None]]) -> list[str]:
+    samples = sum(runs * each for runs, each, _, _ in parts)
+    traffic = [None if each is None else runs * each for runs, _, each, _ in parts]
+    seconds = [None if each is None else runs * each for runs, _, _, each in parts]
+    words = [f"{samples:,.0f}"]
+    words.append("unknown" if None in traffic else f"{sum(filter(None, traffic)) / 1e9:,.2f} GB")
+    words.append("unknown" if None in seconds else duration(sum(filter(None, seconds))))
+    return words

@@ -1,0 +1,180 @@
+"""A study: settings × columns × methods × seeds, and the file that says so.
+
+A study is a folder of runs, `<out>/<column>/<method>-seed<k>`, with `study.toml` at its root: complete and
+resolved, so that the same command goes on with it and a reader can repeat it. A column of its table is a
+dataset, or a dataset at one number of clients where the study varies that.
+"""
+
+import json
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedncv.config import RunConfig, Settings, from_dict, read_toml
+
+FILE = "study.toml"
+TUNING = "tuning"  # the folder of the tuning runs, beside the columns
+
+
+class Tuning(NamedTuple):
+    """The same runs for every method, on seeds that are not reported."""
+
+    grid: tuple[float, ...] = (0.01, 0.03, 0.1)
+    seeds: tuple[int, ...] = (1000, 1001)
+    by: str = "before"  # the metric whose mean at the last round decides
+
+
+class Cell(NamedTuple):
+    folder: Path  # relative to the study's
+    config: RunConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    name: str
+    title: str
+    settings: Settings
+    datasets: tuple[str, ...]
+    methods: tuple[str, ...]
+    seeds: tuple[int, ...]
+    clients: tuple[int, ...] = ()
+    """Several numbers of clients make a column each; the clients drawn a round grow in proportion."""
+    tuning: Tuning | None = None
+    lr: dict[str, dict[str, float]] = field(default_factory=dict)
+    """column -> method -> learning rate that tuning chose; where there is none, the settings' holds."""
+
+    def columns(self) -> dict[str, Settings]:
+        """Column -> its settings, by its folder's name."""
+        found: dict[str, Settings] = {}
+        for data in self.datasets:
+            for clients in self.clients or (self.settings.clients,):
+                drawn = max(1, round(self.settings.per_round * clients / self.settings.clients))
+                settings = replace(self.settings, data=data, clients=clients, per_round=min(drawn, clients))
+                found[f"{data}/clients-{clients}" if len(self.clients) > 1 else data] = settings
+        return found
+
+    def cells(self) -> list[Cell]:
+        """Every reported run, the seeds of one method together."""
+        return [
+            _cell(Path(column), settings, method, seed, self.lr.get(column, {}).get(method))
+            for column, settings in self.columns().items()
+            for method in self.methods
+            for seed in self.seeds
+        ]
+
+    def tuning_cells(self, column: str, method: str, lr: float) -> list[Cell]:
+        """The runs that decide whether ``method`` takes ``lr`` in ``column``; measured at their end only."""
+        assert self.tuning is not None
+        settings = replace(self.columns()[column], eval_every=0, after_every=0)
+        where = Path(TUNING) / column / f"lr-{lr:g}"
+        return [_cell(where, settings, method, seed, lr) for seed in self.tuning.seeds]
+
+    def untuned(self) -> list[tuple[str, str]]:
+        """(column, method) pairs whose learning rate is still to be chosen."""
+        if self.tuning is None:
+            return []
+        return [(c, m) for c in self.columns() for m in self.methods if m not in self.lr.get(c, {})]
+
+    def check(self) -> None:
+        """ValueError before a folder is made."""
+        for name in ("datasets", "seeds"):
+            values = getattr(self, name)
+            if not values:
+                raise ValueError(f"nothing to run: give at least one of --{name}")
+            if len(set(values)) < len(values):
+                raise ValueError(f"--{name} names one twice: {' '.join(map(str, values))}")
+        if len(set(self.methods)) < len(self.methods):
+            raise ValueError(f"--methods names one twice: {' '.join(self.methods)}")
+        if self.tuning is not None:
+            both = set(self.seeds) & set(self.tuning.seeds)
+            if both:
+                raise ValueError(f"seed {min(both)} is for tuning; reported seeds must be others")
+        for cell in self.cells():
+            cell.config.check()
+
+
+def _cell(where: Path, settings: Settings, method: str, seed: int, lr: float | None) -> Cell:
+    config = RunConfig(**(vars(settings) | ({} if lr is None else {"lr": lr})), method=method, seed=seed)
+    return Cell(where / folder_name(config), config)
+
+
+def folder_name(config: RunConfig) -> str:
+    """fedprox:mu=0.1 with seed 3 -> fedprox-mu-0.1-seed3."""
+    method = "".join(c if c.isalnum() or c in "._" else "-" for c in config.method)
+    return f"{method}-seed{config.seed}"
+
+
+# ---- study.toml ----------------------------------------------------------------------------------------
+
+
+def to_toml(study: Study, extra: dict[str, dict[str, str]] | None = None) -> str:
+    """All of it; ``extra`` holds tables of words, such as the versions it was made with."""
+    lines = [f"name = {_toml(study.name)}", f"title = {_toml(study.title)}"]
+    lines += [f"{name} = {_toml(list(getattr(study, name)))}" for name in ("datasets", "methods", "seeds", "clients")]
+    tables: dict[str, dict[str, Any]] = {"settings": asdict(study.settings)}
+    if study.tuning is not None:
+        tables["tuning"] = study.tuning._asdict()
+    tables |= {f"lr.{_key(column)}": dict(chosen) for column, chosen in study.lr.items()}
+    tables |= extra or {}
+    for header, table in tables.items():
+        lines += ["", f"[{header}]", *(f"{_key(key)} = {_toml(value)}" for key, value in table.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _key(name: str) -> str:
+    return name if name.isidentifier() and name.isascii() else _toml(name)
+
+
+def _toml(value: Any) -> str:
+    # TOML's strings, numbers and lists of one line are written as JSON writes them
+    return json.dumps(value, ensure_ascii=False)
+
+
+def read_study(folder: Path) -> Study:
+    """The study in ``folder``; a field that is missing or foreign is named."""
+    where = folder / FILE
+    values = read_toml(where)
+    try:
+        settings = from_dict(values["settings"], where=f"{where}, [settings]")
+        tuning = values.get("tuning")
+        return Study(
+            name=values["name"],
+            title=values["title"],
+            settings=Settings(**{f.name: getattr(settings, f.name) for f in fields(Settings)}),
+            datasets=tuple(values["datasets"]),
+            methods=tuple(values["methods"]),
+            seeds=tuple(values["seeds"]),
+            clients=tuple(values["clients"]),
+            tuning=None if tuning is None else Tuning(tuple(tuning["grid"]), tuple(tuning["seeds"]), tuning["by"]),
+            lr=values.get("lr", {}),
+        )
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{where} is not a study: {error} is missing or of a wrong kind") from None
+
+
+def extend(old: Study, new: Study, *, where: Path) -> Study:
+    """``old`` with the datasets, methods and seeds of ``new`` added; another protocol is refused by field."""
+    ignored = ("data", "device", "data_dir", "checkpoint_every")
+    differing = [
+        f"{f.name} {getattr(old.settings, f.name)!r} → {getattr(new.settings, f.name)!r}"
+        for f in fields(Settings)
+        if f.name not in ignored and getattr(old.settings, f.name) != getattr(new.settings, f.name)
+    ]
+    if len(old.clients) <= 1 < len(new.clients) or len(new.clients) <= 1 < len(old.clients):
+        differing.append(f"clients {list(old.clients)} → {list(new.clients)}")
+    if new.tuning is not None and new.tuning != old.tuning:
+        differing.append("tuning, which must come before the reported seeds")
+    if differing:
+        raise ValueError(f"{where} holds a study with another protocol ({', '.join(differing)}); choose another --out")
+
+    def joined(name: str) -> Any:
+        return tuple(dict.fromkeys([*getattr(old, name), *getattr(new, name)]))
+
+    return replace(
+        old,
+        settings=replace(old.settings, device=new.settings.device, data_dir=new.settings.data_dir),
+        datasets=joined("datasets"),
+        methods=joined("methods"),
+        seeds=joined("seeds"),
+        clients=joined("clients"),
+    )

@@ -1,0 +1,48 @@
+"""Fair tuning: the same learning rates for every method, on seeds that are not reported, chosen before those start."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from fedncv.results import read_run
+from fedncv.studies.study import Cell, Study
+
+Run = Callable[[list[Cell]], list[str]]  # runs cells to their end and returns the failures in words
+
+
+def tune(study: Study, out: Path, run: Run, save: Callable[[Study], None]) -> Study:
+    """The study with every learning rate chosen. Each choice is saved at once, so nothing is tuned twice."""
+    todo = study.untuned()
+    if not todo:
+        return study
+    assert study.tuning is not None
+    trials = {key: {lr: study.tuning_cells(*key, lr) for lr in study.tuning.grid} for key in todo}
+    run([cell for grid in trials.values() for cells in grid.values() for cell in cells])
+    chosen = {column: dict(rates) for column, rates in study.lr.items()}
+    for (column, method), grid in trials.items():
+        scores = {lr: score(out, cells, study.tuning.by) for lr, cells in grid.items()}
+        chosen.setdefault(column, {})[method] = choose(scores)
+    study = replace(study, lr=chosen)
+    save(study)
+    return study
+
+
+def score(out: Path, cells: list[Cell], metric: str) -> float:
+    """Mean over the tuning seeds at the last round; a seed that did not finish rules the learning rate out."""
+    runs = [read_run(out / cell.folder) for cell in cells]
+    if any(run.status == "unfinished" for run in runs):
+        raise ValueError(f"tuning is not finished: {out / cells[0].folder.parent}; run the same command again")
+    values = [run.last(metric) for run in runs]
+    if any(run.status == "failed" for run in runs) or None in values:
+        return -math.inf
+    return math.fsum(values) / len(values)
+
+
+def choose(scores: dict[float, float]) -> float:
+    """The learning rate with the best score; the smaller one of equals, and where all diverged.
+
+    >>> choose({0.01: 0.5, 0.03: 0.6, 0.1: 0.6})
+    0.03
+    """
+    return max(sorted(scores), key=lambda lr: scores[lr])

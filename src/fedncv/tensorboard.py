@@ -1,0 +1,41 @@
+"""TensorBoard's event files beside a run's metrics, for those who live there. Needs the extra `tensorboard`.
+
+>>> fedncv.simulate(method="fedavg", on_round=fedncv.tensorboard.writer("events/fedavg"))  # doctest: +SKIP
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from fedncv.config import RunConfig
+from fedncv.simulate import OnRound, Row
+from fedncv.studies.cells import Watch
+
+
+def writer(folder: str | Path) -> OnRound:
+    """An ``on_round`` that writes every number of a row under its own name."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise ValueError('TensorBoard is not installed; pip install "fedncv[tensorboard]"') from None
+    events = SummaryWriter(str(folder))
+
+    def on_round(row: Row) -> None:
+        for name, value in row.items():
+            if name != "round" and isinstance(value, int | float):
+                events.add_scalar(name, value, row["round"])
+        events.flush()
+
+    return on_round
+
+
+def beside(watch: Watch, folders: dict[RunConfig, Path]) -> Watch:
+    """``watch`` that also writes the events of each run into its folder."""
+    writers: dict[RunConfig, Callable[[Row], None]] = {}
+
+    def row(config: RunConfig, values: Row) -> None:
+        if config not in writers:
+            writers[config] = writer(folders[config] / "tensorboard")
+        writers[config](values)
+        watch.row(config, values)
+
+    return watch._replace(row=row)
