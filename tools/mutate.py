@@ -119,7 +119,7 @@ def start(path: Path, tree: ast.Module, test: Path) -> int:
         return code if Path(self.path) == path else original(self, name)
 
     importlib.machinery.SourceFileLoader.get_code = get_code  # type: ignore[method-assign,assignment]
-    for name in [name for name in sys.modules if name.split(".")[0] in ("fedncv", "tests")]:
+    for name in [name for name in sys.modules if name.split(".")[0] in ("fedncv", "tests", "federations")]:
         del sys.modules[name]
     os._exit(not passes([test]))
 

@@ -1,0 +1,51 @@
+"""docs/methods/ says what the code says. After a change: python tools/method_pages.py."""
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+from fedncv.methods import METHODS
+
+ROOT = Path(__file__).parents[2]
+TOOL = runpy.run_path(str(ROOT / "tools" / "method_pages.py"))
+
+
+@pytest.fixture(scope="module")
+def costs():
+    return TOOL["equal_work"]()["measure_all"]()
+
+
+def test_pages_are_up_to_date(costs):
+    stale = [path.name for path, text in TOOL["pages"](costs).items() if path.read_text(encoding="utf-8") != text]
+    assert not stale, "run python tools/method_pages.py"
+
+
+def test_the_table_of_work_is_up_to_date(costs):
+    work = TOOL["equal_work"]()
+    assert work["PAGE"].read_text(encoding="utf-8") == work["page"](costs), "run python tools/method_pages.py"
+
+
+def test_there_is_a_page_for_every_method_and_no_other():
+    pages = {path.stem for path in (ROOT / "docs" / "methods").glob("*.md")}
+    assert pages == set(METHODS) | {"README", "equal_work"}
+
+
+def test_every_page_says_where_others_go_wrong_and_what_was_measured():
+    for name in METHODS:
+        text = (ROOT / "docs" / "methods" / f"{name}.md").read_text(encoding="utf-8")
+        below = text.partition(TOOL["MARKER"])[2]
+        assert "## Known failures of other implementations" in below
+        assert "## Results" in below
+
+
+def test_every_file_gives_formula_reference_and_departures():
+    for entry in METHODS.values():
+        text = TOOL["formula"](entry)
+        assert "https://arxiv.org/abs/" in text or "docs/theory.md" in text
+        assert "Departures from the paper:" in text or "docs/theory.md" in text
+
+
+def test_every_knob_is_explained():
+    for entry in METHODS.values():
+        assert all(knob.meaning for knob in TOOL["knobs"](entry.config))

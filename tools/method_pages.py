@@ -1,0 +1,94 @@
+"""Write the generated part of docs/methods/: what the code says of every method, and what a round costs.
+
+    python tools/method_pages.py
+
+A page is generated down to a marker; what stands below it is written by hand and stays.
+"""
+
+import runpy
+from pathlib import Path
+
+from fedncv.cli.methods import formula, keeps, knobs
+from fedncv.methods import METHODS
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "docs" / "methods"
+MARKER = "<!-- Above: written by tools/method_pages.py. Below: written by hand. -->"
+NEW = """
+## Known failures of other implementations
+
+None known.
+
+## Results
+
+Not measured yet.
+"""
+
+
+def table(header, rows):
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
+
+
+def cost_table(cost, fedavg):
+    names = {
+        "samples": "samples trained on",
+        "gradients": "sample gradients",
+        "forwards": "further forward passes",
+        "down": "bytes down",
+        "up": "bytes up",
+        "client": "bytes the client keeps",
+        "server": "bytes the server keeps for it",
+    }
+    return table(
+        ("a client's round", "this method", "FedAvg"),
+        [(names[k], f"{ours:,}", f"{getattr(fedavg, k):,}") for k, ours in cost._asdict().items()],
+    )
+
+
+def generated(name, costs):
+    entry = METHODS[name]
+    title, _, rest = formula(entry).partition("\n")
+    parts = [f"# {name}: {entry.summary}", f"{entry.reference}", f"```text\n{title}\n{rest}\n```", "## Knobs"]
+    found = [(f"`{k.name}`", k.kind, f"`{k.default}`", k.meaning) for k in knobs(entry.config)]
+    parts.append(table(("knob", "type", "default", "meaning"), found) if found else "None.")
+    parts.append("## What the server learns from a client")
+    reveals = [(f"`{field}`", what) for field, what in entry.make().reveals.items()]
+    parts.append(table(("sent", "what it says"), reveals) if reveals else "Nothing.")
+    parts.append(f"BatchNorm's running statistics are {keeps(entry)}.")
+    parts += ["## What it costs", cost_table(costs[name], costs["fedavg"])]
+    parts.append("The study behind these counts is described in [equal_work.md](equal_work.md).")
+    parts += ["## What is logged", "What every run logs, see [README.md](README.md#what-every-run-logs)."]
+    return "\n\n".join([*parts, MARKER]) + "\n"
+
+
+def index():
+    rows = [(f"[{name}]({name}.md)", e.summary, e.reference) for name, e in METHODS.items()]
+    return "\n\n".join(["# Methods", table(("method", "meaning", "reference"), rows), MARKER]) + "\n"
+
+
+def with_hand_written(path, head):
+    """The generated part, and below the marker whatever the page has there now."""
+    old = path.read_text(encoding="utf-8") if path.exists() else ""
+    _, found, below = old.partition(MARKER + "\n")
+    return head + (below if found else NEW)
+
+
+def pages(costs):
+    """File -> text, as the code says now."""
+    parts = {f"{name}.md": generated(name, costs) for name in METHODS} | {"README.md": index()}
+    return {FOLDER / file: with_hand_written(FOLDER / file, head) for file, head in parts.items()}
+
+
+def equal_work():
+    return runpy.run_path(str(ROOT / "bench" / "equal_work.py"))
+
+
+if __name__ == "__main__":
+    work = equal_work()
+    costs = work["measure_all"]()
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for path, text in (pages(costs) | {work["PAGE"]: work["page"](costs)}).items():
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+            print(f"wrote {path.relative_to(ROOT)}")
