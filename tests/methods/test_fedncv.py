@@ -1,0 +1,233 @@
+"""FedNCV, the centred reading: unbiased over every draw, exact sums, and its special cases by other people's code."""
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+from federations import everyone, quadratics, tiny, train
+from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fedncv.engine import evaluate
+from fedncv.engine.local import train as train_client
+from fedncv.engine.problem import arrivals, start
+from fedncv.engine.sequential import run_round
+from fedncv.estimators import weighted_mean
+from fedncv.methods import find_method
+from fedncv.tree import num_bytes
+
+OFF = "memory=off,drift=off,tau=0,momentum=0,blend=1"
+
+
+def fedncv(**knobs):
+    """Everything off but these."""
+    settings = dict(part.split("=") for part in OFF.split(",")) | {k: str(v) for k, v in knobs.items()}
+    return "fedncv:" + ",".join(f"{name}={value}" for name, value in settings.items())
+
+
+# ---- the server's memory -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("memory", ["off", "fixed", "adaptive"])
+def test_with_horvitz_thompson_weights_the_update_is_unbiased_over_every_draw(memory):
+    """Unequal sizes, clients never seen, beta from earlier rounds: the mean over all C(5, 2) draws is exact."""
+    problem = tiny(fedncv(memory=memory, beta=0.7, weights="ht"), sizes=(20, 8, 12, 31, 9), per_round=2)
+    state = train(problem, ids=[0, 1], rounds=2)
+    state = train(problem, ids=[1, 3], state=state)  # clients 2 and 4 were never seen
+    x_P = state.server.x_Q
+    steps = [x_P - train(problem, ids=list(ids), state=state).server.x_Q for ids in combinations(range(5), 2)]
+    whole = [train_client(problem, state.round, a).up.delta_Q for a in arrivals(problem, state, np.arange(5))]
+    p = problem.federation.sizes_N / problem.federation.sizes_N.sum()
+    full_P = sum(p_u * delta for p_u, delta in zip(p, whole, strict=True))
+    assert_close(torch.stack(steps).mean(dim=0), full_P, rtol=1e-10, atol=1e-12)
+    assert (torch.stack(steps).var(dim=0) > 0).any()
+
+
+def test_beta_is_fixed_before_the_draw():
+    """The estimate is linear in this round's updates with a beta that only earlier rounds decide."""
+    problem = tiny(fedncv(memory="adaptive"), per_round=2)
+    state = train(problem, rounds=4)
+    frozen = state._replace(server=state.server._replace(moments=state.server.moments))
+    fixed = float(state.server.moments.cov / state.server.moments.var)
+    assert 0 < fixed < 1
+    same = tiny(fedncv(memory="fixed", beta=fixed), per_round=2)
+    a = train(problem, ids=[0, 2], state=state).server.x_Q
+    b = train(same, ids=[0, 2], state=frozen).server.x_Q
+    assert_close(a, b, rtol=1e-12, atol=1e-14)
+
+
+def test_beta_one_with_equal_sizes_is_fedvarp_once_all_were_seen():
+    ours, theirs = (tiny(text, sizes=(12,) * 4, per_round=2) for text in (fedncv(memory="fixed"), "fedvarp"))
+    a, b = train(ours, ids=[0, 1, 2, 3]), train(theirs, ids=[0, 1, 2, 3])
+    for ids in ([0, 2], [1, 2], [0, 3]):
+        a, b = train(ours, ids=ids, state=a), train(theirs, ids=ids, state=b)
+        assert_close(a.server.x_Q, b.server.x_P, rtol=1e-10, atol=1e-12)
+
+
+def test_a_perfect_memory_leaves_no_variance():
+    """At rest, every client's update is the one remembered; with beta = 1 any draw gives the same step."""
+    problem = quadratics(fedncv(memory="fixed"), a=(1.0, 4.0, 2.0), b=(0.0, 1.0, 3.0), per_round=1, lr=1e-9)
+    state = train(problem, ids=[0, 1, 2], rounds=1)
+    steps = [float(train(problem, ids=[u], state=state).server.x_Q - state.server.x_Q) for u in range(3)]
+    assert steps == pytest.approx([steps[0]] * 3, rel=1e-6)
+
+
+@pytest.mark.parametrize("memory", ["fixed", "adaptive"])
+def test_the_memory_removes_sampling_noise_but_not_drift(memory):
+    """One of two clients a round: FedAvg keeps jumping, the memory rests at FedAvg's full-participation point."""
+    r1, r2 = 1 - 0.95**10, 1 - 0.8**10
+    problem = quadratics(fedncv(memory=memory), x=1.0, per_round=1, seed=3)
+    state = train(problem, rounds=150)
+    tail = []
+    for _ in range(10):
+        state = train(problem, state=state)
+        tail.append(float(state.server.x_Q))
+    if memory == "fixed":
+        assert tail == pytest.approx([r2 / (r1 + r2)] * 10, abs=1e-3)
+    else:  # one client a round has no sample covariance: beta stays 0, and that is FedAvg
+        assert np.ptp(tail) > 0.1
+
+
+# ---- client drift --------------------------------------------------------------------------------------
+
+
+def test_alpha_one_with_equal_sizes_is_scaffold():
+    ours, theirs = (tiny(text, sizes=(12,) * 4) for text in (fedncv(drift="fixed"), "scaffold"))
+    a, b = train(ours, rounds=4), train(theirs, rounds=4)
+    assert_close(a.server.x_Q, b.server.x_P, rtol=1e-9, atol=1e-11)
+    assert_close(weighted_mean(a.server.sum_c), b.server.c_P, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("drift", ["fixed", "adaptive"])
+def test_the_correction_reaches_the_optimum_that_fedavg_drifts_away_from(drift):
+    """Sizes 1 and 3: the optimum of sum_u n_u a_u/2 (x - b_u)^2 is 12 / 13; FedAvg stops elsewhere."""
+    optimum = 12 / 13
+    problem = quadratics(fedncv(drift=drift), sizes=[1, 3], x=1.0)
+    assert float(train(problem, rounds=150).server.x_Q) == pytest.approx(optimum, abs=1e-5)
+    assert abs(float(train(quadratics(fedncv(), sizes=[1, 3], x=1.0), rounds=60).server.x_Q) - optimum) > 0.02
+
+
+def test_corrections_sum_to_zero_whoever_was_seen_and_however_unequal_alpha_is():
+    problem = tiny(fedncv(drift="adaptive"), sizes=(20, 8, 12, 31, 9), per_round=2)
+    state = train(problem, ids=[0, 1, 3], rounds=3)
+    state = train(problem, ids=[1, 4], state=state)  # client 2 was never seen
+    alphas = [float(value) for value in state.server.alpha.values()]
+    assert max(alphas) - min(alphas) > 0.01
+    e_NP = problem.method.broadcast(state.server, torch.arange(5)).e_Q
+    p = problem.federation.sizes_N / problem.federation.sizes_N.sum()
+    assert e_NP.abs().max() > 0.01
+    assert_close(p @ e_NP, torch.zeros_like(e_NP[0]), atol=1e-12, rtol=0)
+
+
+def test_the_memory_is_the_raw_gradient_without_the_correction():
+    """One full-batch step: Delta / lr = g - e, so c = g, whatever e was: a_u (x - b_u)."""
+    problem = quadratics(fedncv(drift="fixed"), steps=1, x=1.0)
+    state = train(problem, rounds=3)
+    x = float(state.server.x_Q)
+    after = train(problem, state=state).server
+    assert [float(after.c[u]) for u in (0, 1)] == pytest.approx([x - 0.0, 4 * (x - 1.0)])
+
+
+def test_one_client_corrects_nothing():
+    """With a single client c = c_bar, so e = 0 and it trains alone."""
+    ours, theirs = tiny(fedncv(drift="adaptive"), sizes=(12,)), tiny("fedavg", sizes=(12,))
+    assert_close(train(ours, rounds=4).server.x_Q, train(theirs, rounds=4).server.x_P, rtol=1e-10, atol=1e-12)
+
+
+# ---- bookkeeping ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", ["", "arrivals:start=0.3,rate=0.1"])
+def test_incremental_sums_are_the_sums_from_scratch(stream):
+    """Also while sizes change: each client weighs what it last reported."""
+    problem = tiny(fedncv(memory="adaptive", drift="adaptive"), sizes=(20, 8, 12, 31, 9), per_round=2, stream=stream)
+    server = train(problem, rounds=8).server
+    assert len(server.h) >= 3
+    for rows, sums in ((server.h, server.sum_h), (server.c, server.sum_c)):
+        total = sum(float(server.n_N[u]) * row.double() for u, row in rows.items())
+        assert_close(sums.total_P, total, rtol=1e-9, atol=1e-9)
+        assert float(sums.size) == pytest.approx(sum(float(server.n_N[u]) for u in rows))
+    weights = {u: float(server.n_N[u] * server.alpha[u]) for u in server.c}
+    assert float(server.sum_alpha_c.size) == pytest.approx(sum(weights.values()))
+    assert_close(
+        server.sum_alpha_c.total_P, sum(w * server.c[u].double() for u, w in weights.items()), rtol=1e-9, atol=1e-9
+    )
+
+
+class Numbers(TorchDispatchMode):
+    """Counts the numbers that operations write."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        self.count += sum(t.numel() for t in (result if isinstance(result, tuple) else (result,)) if torch.is_tensor(t))
+        return result
+
+
+def test_a_round_costs_what_its_clients_cost_not_what_all_clients_cost():
+    """The server's work for two replies: 60 clients in place of 6 add a few scalars each, and no vectors."""
+    counts = {}
+    for n in (6, 60):
+        problem = tiny(fedncv(memory="adaptive", drift="adaptive"), sizes=(8,) * n, per_round=2)
+        state = train(problem, ids=list(range(n)))
+        with Numbers() as counting:
+            train(problem, ids=[0, 1], state=state)
+        counts[n] = counting.count
+    num_parameters = len(problem.model.start_P)
+    assert counts[60] - counts[6] < 54 * 10
+    assert counts[6] > 50 * num_parameters
+
+
+def test_what_travels_is_one_more_array_down_and_one_number_up():
+    problem = tiny("fedncv")
+    (arrival,) = arrivals(problem, start(problem), everyone(0).ids)
+    model = num_bytes(problem.model.start_P)
+    assert num_bytes(arrival.down) == 2 * model
+    assert num_bytes(train_client(problem, 0, arrival).up) == model + 8
+
+
+def test_a_client_whose_numbers_are_lost_leaves_no_trace():
+    problem = quadratics("fedncv:tau=0,momentum=0", a=(1.0, 1e200, 2.0), b=(0.0, 1.0, 1.0), diverged="skip", steps=3)
+    state, row = run_round(problem, start(problem))
+    assert row["skipped"] == [1]
+    assert set(state.server.h) == set(state.server.c) == {0, 2}
+    assert torch.isfinite(train(problem, rounds=5).server.x_Q).all()
+
+
+# ---- switches ------------------------------------------------------------------------------------------
+
+
+def test_momentum_alone_is_fedavgm():
+    ours, theirs = tiny(fedncv(momentum=0.7), per_round=2), tiny("fedavgm:beta=0.7", per_round=2)
+    assert_close(train(ours, rounds=4).server.x_Q, train(theirs, rounds=4).server.x_P, rtol=1e-12, atol=1e-14)
+
+
+def test_a_personal_head_alone_is_fedper_to_the_last_bit():
+    ours, theirs = tiny(fedncv(personal="head"), per_round=2), tiny("fedper", per_round=2)
+    a, b = train(ours, rounds=3), train(theirs, rounds=3)
+    assert torch.equal(a.server.x_Q, b.server.body_Q)
+    for u, kept in b.kept.items():
+        assert torch.equal(a.kept[u].own, kept.own)
+    assert ours.method.shared(a.server) is None
+
+
+def test_blend_changes_only_what_is_predicted_after_training():
+    whole, half = tiny("fedncv"), tiny("fedncv:blend=0.5")
+    state = train(whole, rounds=2)
+    assert torch.equal(state.server.x_Q, train(half, rounds=2).server.x_Q)
+    assert evaluate.before(whole, state) == evaluate.before(half, state)
+    (arrival,) = arrivals(half, state, everyone(0).ids)
+    trained = train_client(half, 2, arrival)
+    ask = half.ask(0, trained.buffers_R, 2)
+    predicted, _ = half.method.predict(ask, trained.y_P, arrival.down, trained.kept.own)
+    assert_close(predicted, (arrival.down.x_Q + trained.y_P) / 2)
+
+
+@pytest.mark.parametrize(
+    "knob", ["beta=2", "alpha=-1", "rate=1.5", "momentum=1", "tau=-1", "epsilon=0", "blend=nan", "memory=on"]
+)
+def test_knobs_out_of_range_are_named(knob):
+    with pytest.raises(ValueError, match=knob.partition("=")[0]):
+        find_method(f"fedncv:{knob}")

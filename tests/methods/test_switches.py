@@ -1,0 +1,88 @@
+"""Switches for every shared method: the label prior and server momentum."""
+
+import numpy as np
+import pytest
+import torch
+from federations import everyone, tiny, train
+from torch import nn
+from torch.testing import assert_close
+
+from fedncv.engine import evaluate
+from fedncv.engine.local import train as train_client
+from fedncv.engine.problem import arrivals, start
+from fedncv.methods import find_method
+from fedncv.methods.switches.label_prior import log_prior
+from fedncv.tree import leaves
+
+
+def linear(shape, num_classes):
+    return nn.Linear(shape[0], num_classes)
+
+
+def test_the_prior_is_the_smoothed_share_of_each_class():
+    assert_close(log_prior(torch.tensor([3.0, 0.0, 1.0]), 0.5).exp(), torch.tensor([3.5, 0.5, 1.5]) / 5.5)
+    assert torch.isfinite(log_prior(torch.zeros(4), 1.0)).all()
+
+
+def test_one_step_with_the_prior_is_the_gradient_of_shifted_logits():
+    """Linear model, one full batch: dW = (softmax(Wx + b + tau log pi) - onehot(y)) x^T / n, by hand."""
+    problem = tiny("fedavg+prior:tau=0.7,epsilon=2", model=linear, batch_size=100, epochs=1, sizes=(20,))
+    (arrival,) = arrivals(problem, start(problem), everyone(0).ids)
+    rows = problem.clients.train[0]
+    x, y = problem.dataset.x[rows], problem.dataset.y[rows]
+    counts = torch.bincount(y, minlength=3).double()
+    weights = problem.model.layout.unflatten(problem.model.start_P, problem.model.start_R)
+    logits = x @ weights["weight"].T + weights["bias"] + 0.7 * ((counts + 2) / (len(y) + 6)).log()
+    error = logits.softmax(1) - nn.functional.one_hot(y, 3)
+    expected = torch.cat([(error.T @ x / len(x)).flatten(), error.mean(0)])
+    up = train_client(problem, 0, arrival).up
+    assert_close(up.delta_P, 0.1 * expected, rtol=1e-10, atol=1e-12)
+
+
+def test_a_client_predicts_with_its_own_prior_and_sends_none_of_it():
+    """On a model of zeros the prediction is the majority class; the message has the fields of the bare method."""
+    problem, bare = tiny("fedavg+prior", model=linear), tiny("fedavg", model=linear)
+    zero = start(problem)._replace(server=start(problem).server._replace(x_P=torch.zeros_like(problem.model.start_P)))
+    measured = evaluate.before(problem, zero)
+    for u in range(4):
+        counts = np.bincount(problem.dataset.y[problem.clients.train[u]], minlength=3)
+        test = problem.dataset.y[problem.clients.test[u]].numpy()
+        assert measured["before_clients"][u] == pytest.approx((test == counts.argmax()).mean())
+    (arrival,) = arrivals(problem, start(problem), everyone(0).ids)
+    assert [p for p, _ in leaves(train_client(problem, 0, arrival).up)] == list(bare.method.reveals)
+    assert measured["pooled"] == pytest.approx(
+        float((problem.dataset.y[np.concatenate(problem.clients.test)] == 0).double().mean())
+    )
+
+
+@pytest.mark.parametrize("text", ["fedavg+prior:tau=0", "fedavg+momentum:beta=0"])
+def test_a_switch_at_zero_is_the_method_to_the_last_bit(text):
+    a, b = train(tiny(text), rounds=3), train(tiny("fedavg"), rounds=3)
+    assert torch.equal(a.server.x_P, b.server.x_P)
+
+
+def test_momentum_on_fedavg_is_fedavgm():
+    a, b = tiny("fedavg+momentum:beta=0.7", per_round=2), tiny("fedavgm:beta=0.7", per_round=2)
+    ours, theirs = train(a, rounds=4), train(b, rounds=4)
+    assert_close(a.method.shared(ours.server), b.method.shared(theirs.server), rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    "text", ["scaffold+prior+momentum", "fedprox:mu=0.1+prior", "moon+prior", "pfedsim:warm_up=1+momentum"]
+)
+def test_switches_go_together_with_any_shared_method(text):
+    problem = tiny(text)
+    state = train(problem, rounds=3)
+    assert 0 <= evaluate.after(problem, state)["after"] <= 1
+    assert torch.isfinite(state.buffers[0] if isinstance(state.buffers, tuple) else state.buffers).all()
+
+
+def test_momentum_is_refused_where_no_model_is_shared():
+    with pytest.raises(ValueError, match="needs a model that all clients share"):
+        start(tiny("fedper+momentum"))
+
+
+def test_a_typo_in_a_switch_gets_the_nearest_name():
+    with pytest.raises(ValueError, match="unknown switch 'prio'; did you mean 'prior'"):
+        find_method("fedavg+prio")
+    assert find_method("fedprox:mu=1e+3")  # a plus in a number is not a switch
