@@ -26,13 +26,13 @@ def weights(sizes, thetas, alpha=5.0):
 
 def begun(text="fedadp"):
     method = find_method(text)
-    return method, method.init(vector(0.0, 0.0), federation((1, 3)))
+    return method, method.init(vector(2.0, 7.0), federation((1, 3)))
 
 
 def test_a_round_by_hand():
     method, server = begun()
     server = answer(method, server, FIRST, sizes=(1, 3))
-    assert_close(server.x_P, -vector(*weights((1, 3), THETA)))
+    assert_close(server.x_P, vector(2.0, 7.0) - vector(*weights((1, 3), THETA)))
     assert_close(server.theta_N, vector(*THETA))
 
 
@@ -60,7 +60,20 @@ def test_updates_that_agree_are_averaged_by_samples():
     """Equal angles: psi = p."""
     method, server = begun()
     server = answer(method, server, {0: (vector(1.0, 0.0),), 1: (vector(2.0, 0.0),)}, sizes=(1, 3))
-    assert_close(server.x_P, vector(-1.75, 0.0))
+    assert_close(server.x_P, vector(2 - 1.75, 7.0))
+
+
+def test_angles_do_not_depend_on_lengths():
+    """(3, 4) and twice itself, twice (4, -3), and minus a tenth of itself."""
+    others_SP = torch.stack([vector(6.0, 8.0), vector(8.0, -6.0), vector(-0.3, -0.4)])
+    assert_close(angle(vector(3.0, 4.0), others_SP), vector(0, pi / 2, pi), atol=1e-7, rtol=0)
+
+
+def test_rounding_makes_no_cosine_above_one():
+    """Of a vector with itself: in about half of these the quotient comes out a bit above 1 or below."""
+    v_SP = vector(0.1, 0.7, 0.3) * torch.arange(1, 60)[:, None] ** 0.5
+    for v_P in v_SP:
+        assert_close(angle(v_P, torch.stack([v_P, -v_P])), vector(0, pi), atol=1e-7, rtol=0)
 
 
 def test_an_update_of_zero_is_orthogonal_to_all():

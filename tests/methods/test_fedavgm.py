@@ -8,12 +8,12 @@ from fedncv.methods import find_method
 
 
 def path(text, *updates):
-    """x after each update, from x = 0."""
+    """How far x has moved after each update."""
     method = find_method(text)
-    server, xs = method.init(vector(0.0), federation((1,))), []
+    server, xs = method.init(vector(7.0), federation((1,))), []
     for delta in updates:
         server = answer(method, server, {0: (vector(delta),)}, sizes=(1,))
-        xs.append(server.x_P.item())
+        xs.append(server.x_P.item() - 7)
     return xs
 
 

@@ -56,11 +56,11 @@ def fedadp(config: Config = Config()) -> Method:
         return Server(x_P, zeros_N, zeros_N)
 
     def aggregate(_ask: ServerAsk, server: Server, replies: Replies) -> Server:
-        delta_SP, ids_S = replies.ups.delta_P, replies.ids_S.to(server.theta_N.device)
+        delta_SP, ids_S = replies.ups.delta_P, replies.ids_S
         theta_S = angle(weighted_sum(replies.weight_S, delta_SP), delta_SP)
         times_S = server.times_N[ids_S] + 1
         mean_S = server.theta_N[ids_S] + (theta_S - server.theta_N[ids_S]) / times_S
-        votes_S = replies.sizes_S * torch.exp(gompertz(mean_S, config.alpha)).to(replies.sizes_S.device)
+        votes_S = replies.sizes_S * torch.exp(gompertz(mean_S, config.alpha))
         return Server(
             server.x_P - weighted_sum(votes_S / votes_S.sum(), delta_SP),
             server.theta_N.index_copy(0, ids_S, mean_S),

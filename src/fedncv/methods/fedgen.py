@@ -217,7 +217,7 @@ def fedgen(config: Config = Config()) -> Method:
             e_KZ = draw_noise(fold(key, 1), config.generated, shape, w_G.dtype)
             z_KF = generate(shape, w_G, e_KZ, labels_K)
             log_p_SKC = torch.log_softmax(heads(y_SP, z_KF), dim=2)
-            losses_SK = -log_p_SKC[:, torch.arange(len(labels_K)), labels_K]
+            losses_SK = -log_p_SKC.gather(2, labels_K.expand(len(y_SP), -1)[:, :, None]).squeeze(2)
             return (share_SC[:, labels_K] * losses_SK).sum(dim=0).mean() + config.eta * sameness(e_KZ, z_KF.flatten(1))
 
         return loss

@@ -49,7 +49,7 @@ def init(x_P: Tensor, federation: Federation) -> Server:
 
 def remembered(server: Server, replies: Replies) -> Tensor:
     """h_u of the clients that answered."""
-    h_SP: Tensor = server.h_NP[replies.ids_S.to(server.h_NP.device)]
+    h_SP: Tensor = server.h_NP[replies.ids_S]
     return h_SP
 
 
@@ -58,7 +58,7 @@ def remember(server: Server, replies: Replies) -> Server:
     delta_SP = replies.ups.delta_P
     change_SP = delta_SP.double() - remembered(server, replies).double()
     return server._replace(
-        h_NP=server.h_NP.index_copy(0, replies.ids_S.to(delta_SP.device), delta_SP),
+        h_NP=server.h_NP.index_copy(0, replies.ids_S, delta_SP),
         total_P=server.total_P + weighted_sum(replies.sizes_S, change_SP),
     )
 

@@ -93,7 +93,7 @@ def cosine(a_SH: Tensor, b_NH: Tensor) -> Tensor:
 
 def heard(server: Server, replies: Replies) -> Tensor:
     """n, with the clients that answered."""
-    return server.n_N.index_copy(0, replies.ids_S.to(server.n_N.device), replies.sizes_S.to(server.n_N.device))
+    return server.n_N.index_copy(0, replies.ids_S, replies.sizes_S)
 
 
 def average(n_N: Tensor, a_NP: Tensor) -> Tensor:
@@ -116,7 +116,6 @@ def pfedsim(config: Config = Config()) -> Method:
         x_SP = for_all(server.x_P, ids_S)
         if server.warm:
             return Down(x_SP)
-        ids_S = ids_S.to(server.n_N.device)
         mixed_SP = torch.cat([weights(server, ids_S) @ server.body_NQ, server.head_NH[ids_S]], dim=1)
         return Down(torch.where((server.n_N[ids_S] > 0)[:, None], mixed_SP, x_SP))
 
@@ -127,7 +126,7 @@ def pfedsim(config: Config = Config()) -> Method:
         y_SP, following = replies.ups.y_P, server._replace(round=ask.round + 1)
         if server.warm:
             return following._replace(x_P=server.x_P - weighted_sum(replies.weight_S, server.x_P - y_SP))
-        layout, ids_S, n_N = ask.model.layout, replies.ids_S.to(y_SP.device), heard(server, replies)
+        layout, ids_S, n_N = ask.model.layout, replies.ids_S, heard(server, replies)
         body_NQ = server.body_NQ.index_copy(0, ids_S, y_SP[:, layout.body])
         head_NH = server.head_NH.index_copy(0, ids_S, y_SP[:, layout.head])
         x_P = torch.cat([average(n_N, body_NQ), average(n_N, head_NH)])
@@ -143,13 +142,12 @@ def pfedsim(config: Config = Config()) -> Method:
         b_SR = for_all(statistics.b_R, ids_S)
         if server.warm:
             return b_SR
-        ids_S = ids_S.to(server.n_N.device)
         return torch.where((server.n_N[ids_S] > 0)[:, None], weights(server, ids_S) @ statistics.b_NR, b_SR)
 
     def aggregate_statistics(statistics: Statistics, server: Server, b_SR: Tensor, replies: Replies) -> Statistics:
         if server.warm:
             return statistics._replace(b_R=weighted_sum(replies.weight_S, b_SR))
-        b_NR = statistics.b_NR.index_copy(0, replies.ids_S.to(b_SR.device), b_SR)
+        b_NR = statistics.b_NR.index_copy(0, replies.ids_S, b_SR)
         return Statistics(average(heard(server, replies), b_NR), b_NR)
 
     return fedavg()._replace(
