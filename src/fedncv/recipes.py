@@ -6,6 +6,9 @@ from typing import NamedTuple
 from fedncv.config import RunConfig, Settings
 
 
+SMOKE = ("fedavg", "fedprox", "scaffold", "fedper", "fedncv-paper", "fedncv")
+
+
 class Recipe(NamedTuple):
     settings: Settings
     methods: tuple[str, ...]
@@ -26,7 +29,7 @@ def protocol() -> Recipe:
 def smoke() -> Recipe:
     """The built-in digits among 20 clients: what `make run` trains, in a minute or two on a laptop."""
     settings = Settings(clients=20, per_round=5, rounds=20, lr=0.05, eval_every=2)
-    return Recipe(settings, methods=("fedavg", "fedprox", "scaffold", "fedper"), seeds=(0, 1))
+    return Recipe(settings, methods=SMOKE, seeds=(0, 1))
 
 
 RECIPES: dict[str, Callable[[], Recipe]] = {"protocol": protocol, "smoke": smoke}

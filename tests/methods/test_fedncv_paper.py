@@ -38,7 +38,7 @@ def test_with_uniform_weights_the_clients_rule_is_a_rescaling():
 
 
 def test_alpha_is_driven_to_one_where_the_gradient_vanishes():
-    """1 - alpha <- (1 - alpha)(1 - 2 gamma ||g||^2) with g = 8: gamma = 1/1280 halves... by 1 - 0.1 a round."""
+    """1 - alpha <- (1 - alpha)(1 - 2 gamma ||g||^2) with g = 8: gamma = 1/1280 shrinks it by 0.9 a round."""
     problem = quadratics(
         "fedncv-paper:alpha=0.5,gamma=0.00078125,sampling=uniform", a=(2, 2), b=(1, 1), sizes=[4, 4], steps=1
     )
@@ -50,7 +50,7 @@ def test_alpha_is_driven_to_one_where_the_gradient_vanishes():
 
 def test_likelihood_weights_follow_the_models_own_probabilities():
     """g_B = sum_i pi_i (g_i - alpha mean of the others), sample by sample, pi_i ~ exp(-loss_i), padding left out."""
-    problem = tiny("fedncv-paper:alpha=0.4", sizes=(20,))
+    problem = tiny("fedncv-paper:alpha=0.4,sampling=likelihood", sizes=(20,))
     method, dataset = problem.method, problem.dataset
     rows = problem.clients.train[0][:5]
     x, y = dataset.x[rows], dataset.y[rows]
@@ -72,7 +72,6 @@ def test_likelihood_weights_follow_the_models_own_probabilities():
     assert pi.max() - pi.min() > 0.01
 
     real = ask()
-    real.forward_mode = None
     weight = torch.tensor([1.0] * 5 + [0.0] * 3, dtype=x.dtype)
     padded = Batch(torch.cat([x, x[:3] * 100]), torch.cat([y, y[:3]]), weight, 0)
     y_P, scratch = method.begin(real, arrival.down, ())
@@ -80,3 +79,9 @@ def test_likelihood_weights_follow_the_models_own_probabilities():
     real.forward = lambda p, b, mode=None: original(p, b, mode="eval")
     result, _ = method.direction(real, y_P, padded, arrival.down, (), scratch)
     assert_close(result, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_alpha_stays_between_zero_and_one():
+    """A step of 2 gamma ||g||^2 = 12.8 would throw 1 - alpha to -5.9."""
+    problem = quadratics("fedncv-paper:gamma=0.1,sampling=uniform", a=(2, 2), b=(1, 1), sizes=[4, 4], steps=1)
+    assert train(problem).server.alpha_N.tolist() == [1, 1]

@@ -15,7 +15,8 @@ Readings, where the paper leaves a choice (docs/theory.md, "Reading the paper"):
   server's to the pseudo-gradients of the round's clients;
 - p_theta^{u,i}, the sampling weights, are uniform, or the model's own probability of each sample, exp(-loss_i),
   normalised over the batch; no gradient flows through them;
-- Delta in alpha's update is the derivative in alpha_u, averaged over the client's steps;
+- Delta in alpha's update is the derivative in alpha_u, averaged over the client's steps; the paper sets no bounds,
+  here alpha_u stays in [0, 1], or a single steep step would throw it to any size;
 - a batch of one sample, or a round of one client, has nothing to leave out: its control variate is zero.
 
 Why it cancels: the server's weights sum to zero for any sizes, and all vanish when sizes are equal; with uniform
@@ -35,14 +36,17 @@ from fedncv.methods.fedavg import fedavg
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    sampling: Literal["uniform", "likelihood"] = "likelihood"
-    """Sampling weights of a batch: all alike, or the model's own probability of each sample."""
+    sampling: Literal["uniform", "likelihood"] = "uniform"
+    """Sampling weights of a batch: all alike, or the model's own probability of each sample. The latter gives samples
+    that the model finds unlikely a negative weight, and clients tend to diverge."""
     alpha: float = 0.5
     """Coefficient that every client begins with; the paper gives none."""
     gamma: float = 0.01
     """Step of alpha_u, at least 0; 0 keeps it. Algorithm 1 uses the learning rate of the model."""
 
     def __post_init__(self) -> None:
+        if not 0 <= self.alpha <= 1:
+            raise ValueError(f"alpha must be from 0 to 1, not {self.alpha}")
         if not self.gamma >= 0:
             raise ValueError(f"gamma must be at least 0, not {self.gamma}")
 
@@ -94,7 +98,7 @@ def fedncv_paper(config: Config = Config()) -> Method:
     def aggregate(_ask: ServerAsk, server: Server, replies: Replies) -> Server:
         g_P = server_gradient(replies.ups.delta_P, replies.sizes_S)
         alpha_S = server.alpha_N[replies.ids_S] - config.gamma * replies.ups.slope
-        return Server(server.x_P - g_P, server.alpha_N.index_copy(0, replies.ids_S, alpha_S))
+        return Server(server.x_P - g_P, server.alpha_N.index_copy(0, replies.ids_S, alpha_S.clamp(0, 1)))
 
     return fedavg()._replace(
         init=init,
