@@ -1,0 +1,229 @@
+"""fedncv federation: a real federation over Flower, with TLS and authenticated nodes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from fedncv.cli.arguments import parse
+from fedncv.config import RunConfig
+from fedncv.spec import nearest
+
+Folder = Annotated[str, tyro.conf.Positional]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Init(RunConfig):
+    """Write a federation's folder: certificates, keys, settings, and a dataset divided among the clients."""
+
+    folder: Folder
+    """A new folder. server/ goes to the server's machine, clients/0/ to client 0's, and so on."""
+    host: str = "127.0.0.1"
+    """Name or address by which clients reach the server; it stands in the certificate."""
+    listen: str = ""
+    """Address the server listens on; empty: the host. 0.0.0.0 is every address of the machine."""
+    port: int = 0
+    """Port of the server; 0: a free one."""
+    clients: int = 2
+    """Clients of the federation, at least 1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Where:
+    """A federation's folder."""
+
+    folder: Folder
+    """The folder that `fedncv federation init` wrote."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """Run one machine's part in the foreground, and start it again whenever it ends, until Ctrl-C."""
+
+    folder: Folder
+    """This machine's part: FOLDER/server, or FOLDER/clients/0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Up:
+    """Start the server and all clients on this machine, in the background; for trial."""
+
+    folder: Folder
+    """The folder that `fedncv federation init` wrote."""
+    seconds: float = 180.0
+    """How long to wait until all clients are connected."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Begin(RunConfig):
+    """Train a method on the federation, and wait for it. Settings that a simulation has not are in rules.toml."""
+
+    folder: Folder
+    """The folder that `fedncv federation init` wrote."""
+    name: str = "first"
+    """Name of the run; its folder is FOLDER/server/runs/NAME."""
+    seconds: float = 86400.0
+    """How long to wait for the run; it can be resumed after that."""
+    clients: int = 0
+    """Clients of the federation; 0: all of them."""
+    per_round: int = 0
+    """Clients drawn for a round; 0: all of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resume:
+    """Go on with a run at the last finished round."""
+
+    folder: Folder
+    """The folder that `fedncv federation init` wrote."""
+    name: str = "first"
+    """Name of the run."""
+    seconds: float = 86400.0
+    """How long to wait for the run."""
+
+
+def main(argv: list[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help"):
+        print(usage())
+        return 0
+    if argv[0] not in ACTIONS:
+        raise ValueError(nearest(argv[0], ACTIONS, what="action of federation"))
+    if find_spec("flwr") is None:
+        raise ValueError("a federation needs Flower, which is not installed; pip install 'fedncv[flower]'")
+    action, _ = ACTIONS[argv[0]]
+    return action(argv[1:])
+
+
+def usage() -> str:
+    width = max(map(len, ACTIONS))
+    return "\n".join(
+        [
+            "usage: fedncv federation ACTION FOLDER [OPTIONS]      (fedncv federation ACTION --help says more)",
+            "",
+            *(f"  {name:{width}}  {meaning}" for name, (_, meaning) in ACTIONS.items()),
+            "",
+            "Try:  fedncv federation init trial && fedncv federation up trial &&",
+            "      fedncv federation run trial --method scaffold --rounds 3 --epochs 1 && fedncv federation down trial",
+        ]
+    )
+
+
+def init(argv: list[str]) -> int:
+    from fedncv.flower.folder import init as write
+    from fedncv.flower.folder import read_server_settings
+
+    chosen = parse(Init, argv, command="federation init", default=None)
+    config = _config(chosen, clients=chosen.clients, per_round=min(chosen.per_round, chosen.clients))
+    folder = Path(chosen.folder)
+    write(folder, config, host=chosen.host, port=chosen.port, listen=chosen.listen or chosen.host)
+    port = read_server_settings(folder / "server").port
+    print(
+        f"{folder}: a server at {chosen.host}:{port} and {config.clients} clients\n"
+        f"all on this machine    fedncv federation up {folder}\n"
+        f"the server's machine   fedncv federation server {folder}/server\n"
+        f"each client's machine  fedncv federation client {folder}/clients/0"
+    )
+    return 0
+
+
+def server(argv: list[str]) -> int:
+    from fedncv.flower.processes import keep_server
+
+    return keep_server(Path(parse(Part, argv, command="federation server").folder))
+
+
+def client(argv: list[str]) -> int:
+    from fedncv.flower.processes import keep_client
+
+    return keep_client(Path(parse(Part, argv, command="federation client").folder))
+
+
+def up(argv: list[str]) -> int:
+    from fedncv.flower import processes
+
+    chosen = parse(Up, argv, command="federation up")
+    folder = Path(chosen.folder)
+    try:
+        there = processes.up(folder, seconds=chosen.seconds)
+    except BaseException:
+        processes.down(folder)  # nothing is left running when it did not come up
+        raise
+    print(f"{folder}: the server is up, and clients {', '.join(map(str, there))} are connected")
+    return 0
+
+
+def status(argv: list[str]) -> int:
+    from fedncv.flower import processes
+    from fedncv.results import is_run, read_run
+
+    folder = Path(parse(Where, argv, command="federation status").folder)
+    running = {name: processes.group(folder, name) for name in processes.names(folder)}
+    connected = processes.online(folder / "server") if running["server"] else []
+    for name, pid in running.items():
+        label = name if name == "server" else f"client {name}"
+        state = "down" if pid is None else f"runs (group {pid})"
+        print(f"{label:10}  {state}" + ("" if name == "server" else f", {_connected(int(name), connected)}"))
+    for path in sorted((folder / "server" / "runs").glob("*")):
+        if is_run(path):
+            run = read_run(path)
+            print(f"run {path.name}: {run.config.method}, round {run.rounds} of {run.config.rounds}, {run.status}")
+    return 0
+
+
+def _connected(u: int, connected: list[int]) -> str:
+    return "connected" if u in connected else "not connected"
+
+
+def down(argv: list[str]) -> int:
+    from fedncv.flower import processes
+
+    folder = Path(parse(Where, argv, command="federation down").folder)
+    ended = processes.down(folder)
+    print(
+        f"{folder}: ended {', '.join(n if n == 'server' else f'client {n}' for n in ended) or 'nothing, nothing ran'}"
+    )
+    return 0
+
+
+def run(argv: list[str]) -> int:
+    from fedncv.flower import coordinator
+    from fedncv.flower.folder import read_server_settings
+
+    chosen = parse(Begin, argv, command="federation run")
+    folder = Path(chosen.folder)
+    clients = chosen.clients or read_server_settings(folder / "server").clients
+    config = _config(chosen, clients=clients, per_round=chosen.per_round or clients)
+    coordinator.create(folder, chosen.name, config)
+    return _follow(folder, chosen.name, chosen.seconds)
+
+
+def resume(argv: list[str]) -> int:
+    chosen = parse(Resume, argv, command="federation resume")
+    return _follow(Path(chosen.folder), chosen.name, chosen.seconds)
+
+
+def _follow(folder: Path, name: str, seconds: float) -> int:
+    from fedncv.flower.coordinator import follow
+
+    done = follow(folder, name, seconds=seconds, on_round=lambda number: print(f"round {number}", flush=True))
+    print(f"{done.folder}: {done.rounds} rounds of {done.config.method}")
+    return 0
+
+
+def _config(chosen: RunConfig, **values: int) -> RunConfig:
+    return RunConfig(**{f.name: getattr(chosen, f.name) for f in fields(RunConfig)} | values)
+
+
+ACTIONS: dict[str, tuple[Callable[[list[str]], int], str]] = {
+    "init": (init, "write certificates, keys, settings and data for a server and its clients"),
+    "up": (up, "start them all on this machine, for trial"),
+    "run": (run, "train a method on the federation"),
+    "resume": (resume, "go on with a run at the last finished round"),
+    "status": (status, "who runs, who is connected, how far the runs are"),
+    "down": (down, "end all that was started on this machine"),
+    "server": (server, "the server's part, in the foreground"),
+    "client": (client, "a client's part, in the foreground"),
+}

@@ -1,0 +1,100 @@
+"""A client's answers: how many samples it trains on (once a run), and a round's training.
+
+    request of a round    down, running statistics; round, counted (see ``own``)
+    reply                 up, running statistics: what the method declares, and nothing else
+
+Loss and work of each round stay here, in history.jsonl of the client's folder.
+"""
+
+import math
+import tomllib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from flwr.app import ConfigRecord, Message, RecordDict
+
+from fedncv.config import RunConfig, from_dict
+from fedncv.engine.evaluate import score_before
+from fedncv.engine.local import Trained, train
+from fedncv.engine.problem import Arrival, Problem
+from fedncv.engine.sequential import one_thread
+from fedncv.flower.halves import Down, Up, arrival_of, check, client_problem, down_template, travelling
+from fedncv.flower.own import Own
+from fedncv.flower.samples import read
+from fedncv.flower.wire import ARRAYS, ASK, arrays, decode, encode, records, whole_numbers
+from fedncv.store import append
+
+HISTORY = "history.jsonl"
+SAMPLES = "samples"
+
+
+class Client(NamedTuple):
+    """Client u of a run, with its own folder."""
+
+    u: int
+    run: str
+    folder: Path
+    problem: Problem
+
+
+def client_of(study: str, run: str, number: int, folder: Path) -> Client:
+    """Client ``number`` of the run, with the data in its folder."""
+    config = study_of(study)
+    if not 0 <= number < config.clients:
+        raise ValueError(f"this is client {number}, but the run has clients 0 to {config.clients - 1}")
+    if not run or not all(c.isalnum() or c in "._-" for c in run) or run.startswith("."):
+        raise ValueError(f"{run!r} is no name for a run")  # it becomes a folder's name
+    return Client(number, run, folder, client_problem(config, read(folder / "data"), number))
+
+
+def study_of(text: str) -> RunConfig:
+    """The study's config as it travels with a run: TOML."""
+    config = from_dict(tomllib.loads(text), where="the run's study")
+    check(config)
+    return config
+
+
+def count_samples(client: Client, request: Message) -> Message:
+    """The one number that estimators need in advance."""
+    records(request, what="a request for the sample count")
+    count = len(client.problem.clients.train[client.u])
+    return Message(RecordDict({ASK: ConfigRecord({SAMPLES: count})}), reply_to=request)
+
+
+def train_round(client: Client, request: Message) -> Message:
+    """A round of local training: what is kept is on the disk before the reply leaves."""
+    content = records(request, ARRAYS, ASK, what="a request for a round")
+    round, counted = whole_numbers(content, "round", "counted", what="a request for a round")
+    problem, u = client.problem, client.u
+    if not 1 <= round <= problem.config.rounds:
+        raise ValueError(f"the server asks for round {round} of {problem.config.rounds}")
+    message: Down = decode(arrays(content), down_template(problem), what="the server's message")
+    own = Own(client.folder / "runs", client.run)
+    with own.locked(), one_thread():
+        kept = own.begin(problem, u, round=round, counted=counted)
+        arrival = arrival_of(problem, u, message, kept)
+        trained = train(problem, round - 1, arrival)
+        if trained is None:
+            raise ValueError(f"client {u} holds too few samples for a single training step; leave it out")
+        own.write(round, trained.kept)
+        history = _history(client, round, arrival, trained)
+    append(client.folder / "runs" / client.run, HISTORY, history)
+    reply = Up(trained.up, travelling(problem, trained.buffers_R))
+    return Message(RecordDict({ARRAYS: encode(reply)}), reply_to=request)
+
+
+def _history(client: Client, round: int, arrival: Arrival, trained: Trained) -> dict[str, Any]:
+    """A line for the client's own eyes, with the score on arrival where the study measures it."""
+    problem, loss = client.problem, float(trained.loss)
+    line: dict[str, Any] = {
+        "round": round,
+        "loss": loss if math.isfinite(loss) else None,
+        "samples": trained.samples,
+        "gradients": trained.gradients,
+        "forwards": trained.forwards,
+    }
+    tested, every = len(problem.clients.test[client.u]), problem.config.eval_every
+    if tested and every and (round - 1) % every == 0:
+        total, _ = score_before(problem, round - 1, arrival, None)
+        line["before"] = total / tested if math.isfinite(total) else None
+    return line

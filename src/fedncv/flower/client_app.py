@@ -1,0 +1,27 @@
+"""The Flower ClientApp: settings of the node and of the run in, a client's answers out."""
+
+from pathlib import Path
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from fedncv.flower.client import Client, client_of, count_samples, train_round
+
+app = ClientApp()
+
+
+def client_in(context: Context) -> Client:
+    """Number and folder are the node's own settings; the run's name and study come with the run."""
+    number, folder = context.node_config["client"], context.node_config["folder"]
+    run, study = context.run_config["run"], context.run_config["study"]
+    return client_of(str(study), str(run), int(number), Path(str(folder)))
+
+
+@app.query()
+def query(message: Message, context: Context) -> Message:
+    return count_samples(client_in(context), message)
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    return train_round(client_in(context), message)

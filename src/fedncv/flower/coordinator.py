@@ -1,0 +1,130 @@
+"""Runs on a federation: begun, watched, and begun again at the last finished round.
+
+Flower forgets a run when its server dies. A run of fedncv is its folder (config, metrics, checkpoint); what is
+handed to Flower is only "go on with this folder", as often as it takes.
+"""
+
+import json
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from fedncv import store
+from fedncv.config import RunConfig, write_toml
+from fedncv.flower.folder import LINK, read_server_settings
+from fedncv.flower.halves import check
+from fedncv.flower.processes import flwr
+from fedncv.results import Run, is_run, read_run
+
+LOOK_SECONDS = 2.0
+STUCK_SECONDS = 60.0  # without a new round before Flower is asked whether the run still lives
+
+PYPROJECT = """\
+[project]
+name = "fedncv-run"
+version = "1.0.0"
+description = "A run of fedncv: its code is installed on every machine, here is only its name"
+license = "Apache-2.0"
+dependencies = []
+
+[tool.hatch.build.targets.wheel]
+packages = ["."]
+
+[tool.flwr.app]
+publisher = "fedncv"
+
+[tool.flwr.app.components]
+serverapp = "fedncv_run.server:app"
+clientapp = "fedncv_run.client:app"
+
+[tool.flwr.app.config]
+name = {name}
+run = {run}
+study = {study}
+"""
+
+
+def create(folder: Path, name: str, config: RunConfig) -> Path:
+    """A run that has not begun: its folder, and the app that Flower hands to the machines."""
+    server = folder / "server"
+    check(config)
+    clients = read_server_settings(server).clients
+    if config.clients != clients:
+        raise ValueError(
+            f"the run is for {config.clients} clients, but {folder} has {clients}; use --clients {clients}"
+        )
+    if not name or not all(c.isalnum() or c in "._-" for c in name) or name.startswith("."):
+        raise ValueError(f"{name!r} is no name for a run; use letters, digits and . _ -")
+    run_folder = server / "runs" / name
+    store.create(run_folder, config)
+    # the name alone would let a second run of that name find what clients kept for the first
+    values = {"name": name, "run": f"{name}-{secrets.token_hex(4)}", "study": write_toml(config)}
+    package = app_folder(folder, name) / "fedncv_run"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "server.py").write_text("from fedncv.flower.server_app import app\n\n__all__ = ['app']\n")
+    (package / "client.py").write_text("from fedncv.flower.client_app import app\n\n__all__ = ['app']\n")
+    text = PYPROJECT.format(**{key: json.dumps(value) for key, value in values.items()})
+    (package.parent / "pyproject.toml").write_text(text, encoding="utf-8")
+    return run_folder
+
+
+def app_folder(folder: Path, name: str) -> Path:
+    return folder / "server" / "apps" / name
+
+
+def submit(folder: Path, name: str) -> int:
+    """Hand the run to Flower; the number it gets there."""
+    return int(flwr(folder / "server", "run", str(app_folder(folder, name)), LINK)["run-id"])
+
+
+def lives(folder: Path, number: int) -> tuple[bool, str]:
+    """Whether Flower still works on the run, and what it says of it."""
+    (found,) = flwr(folder / "server", "list", LINK, "--run-id", str(number))["runs"]
+    return not str(found["status"]).startswith("finished"), f"{found['status']} {found.get('status-details') or ''}"
+
+
+def follow(
+    folder: Path,
+    name: str,
+    *,
+    seconds: float,
+    restarts: int = 3,
+    on_round: Callable[[int], None] | None = None,
+) -> Run:
+    """Begin or go on with a run until its last round is on the disk; begin it again if it stops before."""
+    run_folder = folder / "server" / "runs" / name
+    if not is_run(run_folder):
+        raise ValueError(f"there is no run {name!r} in {run_folder.parent}; `fedncv federation run` begins one")
+    deadline = time.monotonic() + seconds
+    seen, why = read_run(run_folder).rounds, ""
+    for _ in range(restarts + 1):
+        run = read_run(run_folder)
+        if run.status == "finished":
+            return run
+        number = submit(folder, name)
+        looked = time.monotonic()
+        while time.monotonic() < deadline:
+            time.sleep(LOOK_SECONDS if seconds > 10 * LOOK_SECONDS else 0.2)
+            run = read_run(run_folder)
+            if run.rounds != seen:
+                seen, looked = run.rounds, time.monotonic()
+                if on_round is not None:
+                    on_round(seen)
+            if run.status == "finished":
+                return run
+            if time.monotonic() - looked > STUCK_SECONDS:
+                looked = time.monotonic()
+                try:
+                    alive, why = lives(folder, number)
+                except ValueError as error:  # the server is down: its keeper brings it back
+                    alive, why = True, str(error)
+                if not alive:
+                    break
+        if time.monotonic() >= deadline:
+            raise ValueError(
+                f"run {name} is at round {seen} of {run.config.rounds} after {seconds:g} s; "
+                f"`fedncv federation resume` goes on"
+            )
+    raise ValueError(f"run {name} stopped at round {seen}, {restarts + 1} times: {why}; see {folder / 'logs'}")

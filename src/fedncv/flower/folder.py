@@ -1,0 +1,208 @@
+"""The folder of a federation: one part for each machine, and the authority that signs.
+
+    authority/   ca.key ca.crt                 stays with whoever sets the federation up
+    server/      server.toml                   where the server listens, how many clients, the form of a sample
+                 rules.toml                    what it accepts, and how long it waits
+                 server.key server.crt ca.crt  its certificate
+                 keys/client-0.pub ...         the keys of the clients it lets in
+                 nodes.json                    client -> node, written when the keys are registered
+                 runs/NAME/                    config, metrics and checkpoint of a run, as everywhere in fedncv
+    clients/0/   client.toml                   its number, where the server is
+                 node.key node.pub ca.crt      its key, and the certificate it trusts
+                 data/samples.safetensors      its samples
+                 runs/RUN/                     what it keeps between rounds
+
+server/ goes to the server's machine, clients/u/ to client u's; nothing in one part is needed by another.
+"""
+
+import json
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedncv.config import RunConfig, read_toml
+from fedncv.data import divide, load, split
+from fedncv.flower import certificates, samples
+from fedncv.flower.halves import check
+from fedncv.flower.rules import Rules, write_rules
+from fedncv.flower.samples import Form, form_of
+from fedncv.store import write_atomically
+
+SERVER_VARIABLE = "FEDNCV_FEDERATION_SERVER"  # tells the ServerApp where the server's folder is
+LINK = "federation"  # the name of the connection in Flower's own config
+
+
+class ServerSettings(NamedTuple):
+    host: str  # address it listens on
+    port: int
+    clients: int
+    form: Form
+
+
+class ClientSettings(NamedTuple):
+    client: int
+    server: str  # host:port
+    port: int  # of the client's own Flower process, on its loopback
+
+
+def init(folder: Path, config: RunConfig, *, host: str, port: int, listen: str, rules: Rules = Rules()) -> None:
+    """Write the folder, with the dataset divided among the clients as a simulation of ``config`` divides it."""
+    check(config)
+    if folder.exists() and any(folder.iterdir()):
+        raise ValueError(f"{folder} is not empty; choose another folder, or remove it")
+    dataset = load(config.data, config.data_dir or None)
+    parts = divide(dataset, config.partition, num_clients=config.clients, seed=config.seed)
+    clients = split(parts, config.test_share, config.seed)
+    ports = free_ports(config.clients + 1)
+    port = port or ports[0]
+    for name in ("authority", "server/keys", "server/runs", "clients"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    certificates.write_authority(folder / "authority")
+    server = folder / "server"
+    certificates.write_server(folder / "authority", server, [host])
+    write_server_settings(server, ServerSettings(listen, port, config.clients, form_of(dataset)))
+    (server / "rules.toml").write_text(write_rules(rules), encoding="utf-8")
+    for u in range(config.clients):
+        mine = folder / "clients" / str(u)
+        mine.mkdir()
+        public = certificates.write_node(mine)
+        (server / "keys" / f"client-{u}.pub").write_bytes(public)
+        (mine / "ca.crt").write_bytes((folder / "authority" / "ca.crt").read_bytes())
+        write_client_settings(mine, ClientSettings(u, f"{host}:{port}", ports[u + 1]))
+        samples.write(mine / "data", samples.part(dataset, clients, u))
+
+
+def free_ports(number: int) -> list[int]:
+    """Ports of the loopback that nobody listens on now."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
+    try:
+        return [int(s.getsockname()[1]) for s in sockets]
+    finally:
+        for s in sockets:
+            s.close()
+
+
+# ---- settings -------------------------------------------------------------------------------------------
+
+
+def write_server_settings(server: Path, settings: ServerSettings) -> None:
+    lines = [f"{name} = {json.dumps(value)}" for name, value in settings._asdict().items() if name != "form"]
+    lines += ["", "[form]", *(f"{name} = {json.dumps(value)}" for name, value in settings.form._asdict().items())]
+    (server / "server.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def read_server_settings(server: Path) -> ServerSettings:
+    values = _read(server / "server.toml", ServerSettings._fields)
+    form = values["form"]
+    if sorted(form) != sorted(Form._fields):
+        raise ValueError(f"{server / 'server.toml'}: [form] must give {', '.join(Form._fields)}")
+    shapes = {name: tuple(form[name]) for name in ("input_shape", "target_shape")}
+    return ServerSettings(**{**values, "form": Form(**{**form, **shapes})})
+
+
+def read_form(server: Path) -> Form:
+    return read_server_settings(server).form
+
+
+def write_client_settings(client: Path, settings: ClientSettings) -> None:
+    lines = [f"{name} = {json.dumps(value)}" for name, value in settings._asdict().items()]
+    (client / "client.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def read_client_settings(client: Path) -> ClientSettings:
+    return ClientSettings(**_read(client / "client.toml", ClientSettings._fields))
+
+
+def _read(path: Path, names: tuple[str, ...]) -> dict[str, Any]:
+    if not path.exists():
+        raise ValueError(f"there is no {path}; `fedncv federation init FOLDER` writes it")
+    values = read_toml(path)
+    if sorted(values) != sorted(names):
+        raise ValueError(f"{path} must give {', '.join(names)}, and gives {', '.join(values)}")
+    return values
+
+
+def read_nodes(server: Path) -> dict[int, int]:
+    """Client -> the node that its key was registered as."""
+    path = server / "nodes.json"
+    return {int(u): int(node) for u, node in json.loads(path.read_text()).items()} if path.exists() else {}
+
+
+def write_nodes(server: Path, nodes: dict[int, int]) -> None:
+    said = json.dumps({str(u): str(node) for u, node in sorted(nodes.items())}, indent=1)
+    write_atomically(server / "nodes.json", said.encode(), name="nodes")
+
+
+# ---- Flower's own settings and commands -----------------------------------------------------------------
+
+
+def environment(home: Path, **more: str) -> dict[str, str]:
+    """No telemetry, no update check, nothing installed at run time, Flower's files inside the federation."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    return {
+        **os.environ,
+        "PATH": path,  # Flower starts its helpers by name
+        "FLWR_HOME": str(home.absolute()),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "OMP_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+        **more,
+    }
+
+
+def server_environment(server: Path) -> dict[str, str]:
+    home = server / "flower"
+    home.mkdir(exist_ok=True)
+    settings = read_server_settings(server)
+    (home / "config.toml").write_text(
+        f'[superlink]\ndefault = "{LINK}"\n\n[superlink.{LINK}]\n'
+        f'address = "{reachable(settings)}"\nroot-certificates = {json.dumps(str((server / "ca.crt").absolute()))}\n'
+        "insecure = false\n",
+        encoding="utf-8",
+    )
+    return environment(home, **{SERVER_VARIABLE: str(server.absolute())})
+
+
+def client_environment(client: Path) -> dict[str, str]:
+    home = client / "flower"
+    home.mkdir(exist_ok=True)
+    return environment(home)
+
+
+def reachable(settings: ServerSettings) -> str:
+    """The server's address as seen from its own machine."""
+    everywhere = settings.host in ("0.0.0.0", "::")
+    return f"{'127.0.0.1' if everywhere else settings.host}:{settings.port}"
+
+
+def superlink_command(server: Path) -> list[str]:
+    settings, at = read_server_settings(server), server.absolute()
+    return [
+        "flower-superlink",
+        *("--host", settings.host, "--port", str(settings.port)),
+        *(
+            "--ssl-ca-certfile",
+            f"{at}/ca.crt",
+            "--ssl-certfile",
+            f"{at}/server.crt",
+            "--ssl-keyfile",
+            f"{at}/server.key",
+        ),
+        *("--enable-supernode-auth", "--database", f"{at}/flower/state.db"),
+        "--disable-runtime-dependency-installation",
+    ]
+
+
+def supernode_command(client: Path) -> list[str]:
+    settings, at = read_client_settings(client), client.absolute()
+    return [
+        "flower-supernode",
+        *("--superlink", settings.server, "--root-certificates", f"{at}/ca.crt"),
+        *("--auth-supernode-private-key", f"{at}/node.key"),
+        *("--host", "127.0.0.1", "--port", str(settings.port)),
+        *("--node-config", f"client={settings.client} folder={json.dumps(str(at))}"),
+    ]

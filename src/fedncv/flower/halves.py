@@ -1,0 +1,102 @@
+"""One problem, two halves: the server's without data, a client's with nobody else's.
+
+Both are ordinary ``Problem``s, so that ``engine.local.train`` and ``engine.sequential.settle`` run on them
+as they are. What a half does not know (samples at the server, other clients' sizes at a client) is a
+placeholder that its pieces never read.
+"""
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from fedncv.config import RunConfig
+from fedncv.data import Clients
+from fedncv.engine.local import train
+from fedncv.engine.problem import Arrival, Problem, arrivals, build, messages, start
+from fedncv.flower.samples import Form, Samples, form_of
+from fedncv.tree import row
+
+SIMULATED = {"dropout": 0.0, "stragglers": 0.0}
+
+
+class Down(NamedTuple):
+    """What the server sends a client in a round."""
+
+    down: Any
+    buffers_R: Tensor  # empty where running statistics are the client's own
+
+
+class Up(NamedTuple):
+    """What a client sends back."""
+
+    up: Any
+    buffers_R: Tensor
+
+
+def check(config: RunConfig) -> None:
+    """Settings that a simulation has and a federation of real machines has not."""
+    config.check(custom=("data",))
+    for name, value in SIMULATED.items():
+        if getattr(config, name) != value:
+            raise ValueError(
+                f"{name} is {getattr(config, name)}: real clients fail by themselves; leave it at {value:g}"
+            )
+    if config.sampling == "available":
+        raise ValueError("sampling is available: who is reachable shows by itself; use uniform or weighted")
+    if config.device != "cpu":
+        raise ValueError(f"device is {config.device!r}: federations train on cpu so far; use --device cpu")
+
+
+def server_problem(config: RunConfig, form: Form, sizes: list[int]) -> Problem:
+    """The problem of a server that knows how many samples each client trains on, and none of them."""
+    none = np.array([], dtype=np.int64)
+    clients = Clients([np.arange(size) for size in sizes], [none] * len(sizes))
+    return build(config, data=form.placeholder(2), clients=clients)
+
+
+def client_problem(config: RunConfig, samples: Samples, u: int) -> Problem:
+    """The problem as client u sees it: the others hold nothing.
+
+    The model is made from a placeholder, as at the server, so that both make the same one whatever the data.
+    """
+    none = np.array([], dtype=np.int64)
+    train_N, test_N = [none] * config.clients, [none] * config.clients
+    train_N[u], test_N[u] = samples.train, samples.test
+    blind = replace(config, sampling="uniform")  # sizes of others are unknown here, and not needed
+    problem = build(blind, data=form_of(samples.dataset).placeholder(2), clients=Clients(train_N, test_N))
+    return problem._replace(config=config, dataset=samples.dataset)
+
+
+def down_template(problem: Problem) -> Down:
+    """The form of a message to one client: that of a federation of one, which needs no memory of others."""
+    alone = problem.federation._replace(num_clients=1, per_round=1, sizes_N=problem.federation.sizes_N[:1])
+    small = problem._replace(federation=alone)
+    down_S, b_SR = messages(small, start(small), np.array([0]))
+    return Down(row(down_S, 0), travelling(problem, b_SR[0]))
+
+
+def up_template(problem: Problem, form: Form) -> Up:
+    """The form of a reply: that of a client with two placeholder samples."""
+    alone = problem.federation._replace(num_clients=1, per_round=1, sizes_N=problem.federation.sizes_N[:1])
+    small = problem._replace(
+        federation=alone,
+        dataset=form.placeholder(2),
+        clients=Clients([np.arange(2)], [np.array([], dtype=np.int64)]),
+        config=replace(problem.config, batch_size=2),
+    )
+    (arrival,) = arrivals(small, start(small), np.array([0]))
+    trained = train(small, 0, arrival)
+    assert trained is not None
+    return Up(trained.up, travelling(problem, trained.buffers_R))
+
+
+def travelling(problem: Problem, buffers_R: Tensor) -> Tensor:
+    """The running statistics, unless they stay with each client."""
+    return buffers_R[:0] if problem.buffer_rule == "personal" else buffers_R
+
+
+def arrival_of(problem: Problem, u: int, message: Down, kept: Any) -> Arrival:
+    buffers_R = kept.buffers_R if problem.buffer_rule == "personal" else message.buffers_R
+    return Arrival(u, message.down, buffers_R, kept)

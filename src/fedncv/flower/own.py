@@ -1,0 +1,115 @@
+"""What a client keeps between rounds, on its disk, so that a killed machine loses and resets nothing.
+
+    runs/RUN/round-000007.safetensors      what the client kept after training in round 7
+
+The server says with every request which round of this client it counted last (0: none yet). The client
+begins from what it kept in just that round, and writes what it keeps now under the number of the new round:
+
+    counted = 5, round = 7    begin from round-000005, train, write round-000007, reply
+
+If the reply is lost, late or refused, the next request still says counted = 5, and the client's round 7 is
+dropped: what it keeps is always what the server has counted. A repeated request begins from the same file
+and writes the same bytes. At most two files remain. A file that is missing or damaged stops the client with
+an error; it never begins anew by itself.
+"""
+
+import contextlib
+import fcntl
+import json
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from fedncv.engine.problem import Kept, Problem, State, keeps
+from fedncv.flower.wire import fill
+from fedncv.store import write_atomically
+from fedncv.tree import leaves
+
+
+class OwnError(ValueError):
+    """What the client should have kept is not there, or the request is an old one."""
+
+
+class Own:
+    """The store of one client for one run."""
+
+    def __init__(self, folder: Path, run: str) -> None:
+        self._folder, self._run = folder / run, run
+        self._folder.mkdir(parents=True, exist_ok=True)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """One request at a time: a second process of the same client waits."""
+        with (self._folder / "lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def begin(self, problem: Problem, u: int, *, round: int, counted: int) -> Kept:
+        """What client u kept in round ``counted``; what ``init_own`` makes if the server never counted it."""
+        newest = max(self._rounds(), default=0)
+        if not 0 <= counted < round:
+            raise OwnError(f"round {round} of run {self._run} cannot follow counted round {counted}")
+        if round < newest:
+            raise OwnError(f"round {round} of run {self._run} is over: this client was asked for round {newest} since")
+        fresh = keeps(problem, State(0, (), (), {}), u)
+        kept = fresh if counted == 0 else self._read(counted, fresh)
+        for old in self._rounds():
+            if old not in (counted, round):
+                self._path(old).unlink(missing_ok=True)
+        return kept
+
+    def write(self, round: int, kept: Kept) -> None:
+        tensors = _tensors(kept)
+        about = {"run": self._run, "round": round, "check": _checksum(tensors)}
+        write_atomically(self._path(round), save(tensors, {"fedncv": json.dumps(about)}), name="own")
+
+    def _path(self, round: int) -> Path:
+        return self._folder / f"round-{round:06d}.safetensors"
+
+    def _rounds(self) -> list[int]:
+        return sorted(int(path.stem.removeprefix("round-")) for path in self._folder.glob("round-*.safetensors"))
+
+    def _read(self, round: int, template: Kept) -> Kept:
+        path = self._path(round)
+        try:
+            with safe_open(path, framework="pt") as file:
+                about = json.loads((file.metadata() or {})["fedncv"])
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a dictionary)
+            if about != {"run": self._run, "round": round, "check": _checksum(tensors)}:
+                raise ValueError("it is of another run or round, or damaged")
+            expected = _tensors(template)
+            if {n: (t.shape, t.dtype) for n, t in tensors.items()} != {
+                n: (t.shape, t.dtype) for n, t in expected.items()
+            }:
+                raise ValueError("its tensors have another form")
+        except (SafetensorError, OSError, KeyError, ValueError) as error:
+            raise OwnError(
+                f"what this client kept in round {round} cannot be used ({path}: {error}); restore it from a copy, "
+                "or begin a new run: going on without it would silently reset the client"
+            ) from None
+        filled = fill(template, tensors)
+        assert isinstance(filled, Kept)
+        return filled
+
+
+def _tensors(kept: Kept) -> dict[str, Tensor]:
+    found = {}
+    for path, leaf in leaves(kept):
+        if not isinstance(leaf, Tensor):
+            raise OwnError(f"a client keeps tensors, and {path} is a {type(leaf).__name__}")
+        found[path] = leaf.detach().cpu().contiguous().clone()
+    return found
+
+
+def _checksum(tensors: dict[str, Tensor]) -> int:
+    check = 0
+    for name in sorted(tensors):
+        check = zlib.crc32(
+            tensors[name].reshape(-1).view(torch.uint8).numpy().tobytes(), zlib.crc32(name.encode(), check)
+        )
+    return check

@@ -1,0 +1,232 @@
+"""SuperLink and SuperNodes as processes: started, watched, and gone when they should be.
+
+Each runs under a keeper (see ``keeper``), which starts it again whenever it ends. A keeper leads a process
+group of its own, so ending the group ends all that Flower has started in it.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+from fedncv.flower.folder import (
+    LINK,
+    client_environment,
+    reachable,
+    read_nodes,
+    read_server_settings,
+    server_environment,
+    superlink_command,
+    supernode_command,
+    write_nodes,
+)
+from fedncv.flower.keeper import keep
+
+KEEPER = str(Path(__file__).with_name("keeper.py"))
+GRACE_SECONDS = 10.0  # for an orderly end; then the group is killed
+CALL_SECONDS = 180.0  # for a single command of Flower's
+
+
+# ---- in the foreground ------------------------------------------------------------------------------------
+
+
+def keep_server(server: Path) -> int:
+    """The server's part, until this process is stopped; its clients' keys are registered as soon as it is up."""
+    environment = server_environment(server)
+    Thread(target=register, args=(server,), daemon=True).start()
+    return keep(superlink_command(server), environment)
+
+
+def keep_client(client: Path) -> int:
+    return keep(supernode_command(client), client_environment(client))
+
+
+def register(server: Path, *, seconds: float = CALL_SECONDS) -> None:
+    """Let in the clients whose keys are in the server's folder and were not registered yet."""
+    wait_for_port(reachable(read_server_settings(server)), seconds)
+    nodes = read_nodes(server)
+    keys = {int(path.stem.removeprefix("client-")): path for path in (server / "keys").glob("client-*.pub")}
+    calls = {
+        u: _start_flwr(server, "supernode", "register", str(keys[u]), LINK) for u in sorted(set(keys) - set(nodes))
+    }
+    try:
+        for u, call in calls.items():
+            nodes[u] = int(_answer(call, seconds)["node-id"])
+            write_nodes(server, nodes)
+    finally:
+        for call in calls.values():
+            call.kill()
+            call.wait()
+
+
+def wait_for_port(address: str, seconds: float) -> None:
+    host, _, port = address.rpartition(":")
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=2).close()
+            return
+        except OSError:
+            if time.monotonic() > deadline:
+                raise ValueError(f"nothing answers at {address} after {seconds:g} s; see the server's log") from None
+            time.sleep(0.3)
+
+
+# ---- Flower's command ------------------------------------------------------------------------------------
+
+
+def flwr(server: Path, *words: str, seconds: float = CALL_SECONDS) -> dict[str, Any]:
+    """What Flower's own command answers, as JSON."""
+    return _answer(_start_flwr(server, *words), seconds)
+
+
+def _start_flwr(server: Path, *words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        ["flwr", *words, "--format", "json"],
+        env=server_environment(server),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def _answer(call: subprocess.Popen[str], seconds: float) -> dict[str, Any]:
+    words = " ".join(map(str, call.args[1:3]))  # type: ignore[index]  # a list, see above
+    try:
+        said, _ = call.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        call.kill()
+        call.communicate()
+        raise ValueError(f"`flwr {words}` does not answer within {seconds:g} s; is the server up?") from None
+    start = said.find("{")
+    try:
+        answer: dict[str, Any] = json.loads(said[start:]) if start >= 0 else {}
+    except ValueError:
+        answer = {}
+    if call.returncode or not answer.get("success"):
+        reason = answer.get("error-message") or said.strip() or "no answer"
+        raise ValueError(f"`flwr {words}` failed: {' '.join(str(reason).split())[:300]}")
+    return answer
+
+
+def online(server: Path) -> list[int]:
+    """The clients that are connected now."""
+    nodes = flwr(server, "supernode", "list", LINK)["nodes"]
+    there = {int(node["node-id"]) for node in nodes if node["status"] == "online"}
+    return sorted(u for u, node in read_nodes(server).items() if node in there)
+
+
+# ---- a federation on this machine -----------------------------------------------------------------------
+
+
+def start(folder: Path, name: str) -> int:
+    """Start "server", or the client of that number, under a keeper in a process group of its own: its id."""
+    place = folder / "server" if name == "server" else folder / "clients" / name
+    command = superlink_command(place) if name == "server" else supernode_command(place)
+    environment = server_environment(place) if name == "server" else client_environment(place)
+    logs = folder / "logs"
+    logs.mkdir(exist_ok=True)
+    with (logs / f"{name}.log").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-P", KEEPER, *command],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    (logs / f"{name}.pid").write_text(json.dumps({"pid": process.pid, "began": _began(process.pid)}))
+    return process.pid
+
+
+def names(folder: Path) -> list[str]:
+    """The server and the clients whose parts are in this folder."""
+    clients = sorted(int(path.parent.name) for path in (folder / "clients").glob("*/client.toml"))
+    return ["server", *map(str, clients)]
+
+
+def group(folder: Path, name: str) -> int | None:
+    """The process group of a keeper that was started here, if anything of it still runs."""
+    path = folder / "logs" / f"{name}.pid"
+    if not path.exists():
+        return None
+    said = json.loads(path.read_text())
+    pid = int(said["pid"])
+    try:
+        os.killpg(pid, 0)
+    except (ProcessLookupError, PermissionError):
+        return None
+    began = _began(pid)  # None: the leader is gone, and a group that still has members keeps its number
+    return pid if began is None or said["began"] is None or began == said["began"] else None
+
+
+def up(folder: Path, *, seconds: float = 180.0) -> list[int]:
+    """Start what is not running, and wait until all clients are connected; the connected ones."""
+    deadline = time.monotonic() + seconds
+    server, expected = folder / "server", [int(name) for name in names(folder)[1:]]
+    for name in names(folder):
+        if group(folder, name) is None:
+            start(folder, name)
+        if name == "server":
+            register(server, seconds=seconds)
+    there: list[int] = []
+    while time.monotonic() < deadline:
+        there = online(server)
+        if there == expected:
+            return there
+        time.sleep(1.0)
+    missing = sorted(set(expected) - set(there))
+    raise ValueError(f"clients {missing} are not connected after {seconds:g} s; see {folder / 'logs'}")
+
+
+def down(folder: Path) -> list[str]:
+    """End everything that was started here, clients first; what was running."""
+    running = [name for name in reversed(names(folder)) if group(folder, name) is not None]
+    for name in running:
+        end(folder, name)
+    return running
+
+
+def end(folder: Path, name: str, *, how: signal.Signals = signal.SIGTERM) -> None:
+    """End one keeper with all it has started; with SIGKILL if it does not go by itself."""
+    pid = group(folder, name)
+    if pid is None:
+        return
+    if how is signal.SIGTERM:
+        _signal(os.kill, pid, how)  # the keeper ends its child, which says goodbye to the server
+        deadline = time.monotonic() + GRACE_SECONDS
+        while group(folder, name) is not None and time.monotonic() < deadline:
+            _reap(pid)
+            time.sleep(0.1)
+    _signal(os.killpg, pid, signal.SIGKILL)
+    deadline = time.monotonic() + GRACE_SECONDS
+    while group(folder, name) is not None and time.monotonic() < deadline:
+        _reap(pid)
+        time.sleep(0.05)
+
+
+def _signal(send: Callable[[int, int], None], pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        send(pid, number)
+
+
+def _reap(pid: int) -> None:
+    """A child of this very process stays in the table until it is waited for."""
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)
+
+
+def _began(pid: int) -> int | None:
+    """When the process began, in the kernel's ticks; None where that cannot be known."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except (OSError, IndexError, ValueError):
+        return None

@@ -1,0 +1,106 @@
+"""What the server accepts of its clients, and how long it waits. Everything it refuses is counted and logged."""
+
+import math
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fedncv.config import read_toml
+from fedncv.flower.halves import Up
+from fedncv.flower.wire import WireError
+from fedncv.spec import nearest
+from fedncv.tree import all_finite, leaves
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """rules.toml in the server's folder."""
+
+    join_seconds: float = 600.0
+    """How long a run waits for all clients to say how many samples they train on."""
+    round_seconds: float = 600.0
+    """How long a round waits for its clients; those that have not answered by then are left out of it."""
+    min_replies: int = 1
+    """A round with fewer replies stops the run, which can be resumed; at least 1."""
+    attempts: int = 5
+    """How often a client is asked in a round, if it fails or is lost."""
+    max_samples: int = 10_000_000
+    """The most training samples a client may claim; a larger claim is refused."""
+    norms: dict[str, float] = field(default_factory=dict)
+    """Field of the method's up -> the largest 2-norm accepted, as delta_P = 10.0; others are not limited."""
+    outside: Literal["reject", "clip"] = "reject"
+    """A field beyond its norm: the reply is left out, or the field is scaled down to the norm."""
+
+    def __post_init__(self) -> None:
+        for name in ("join_seconds", "round_seconds"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be above 0 and finite, not {getattr(self, name)}")
+        for name in ("min_replies", "attempts", "max_samples"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise ValueError(f"{name} must be a whole number from 1 on, not {value!r}")
+        if self.outside not in ("reject", "clip"):
+            raise ValueError(f"outside must be reject or clip, not {self.outside!r}")
+        for name, limit in self.norms.items():
+            if not (isinstance(limit, int | float) and limit > 0):
+                raise ValueError(f"norms.{name} must be above 0, not {limit!r}")
+
+
+def read_rules(path: Path, *, reveals: tuple[str, ...] | None = None) -> Rules:
+    """The rules in a file, or the defaults where there is none; ``reveals`` are the fields that norms may name."""
+    values: dict[str, Any] = read_toml(path) if path.exists() else {}
+    names = [f.name for f in fields(Rules)]
+    for name in values:
+        if name not in names:
+            raise ValueError(f"{path}: {nearest(name, names, what='rule')}")
+    rules = Rules(**values)
+    for name in rules.norms:
+        if reveals is not None and name not in reveals:
+            raise ValueError(f"{path}: {nearest(name, reveals, what='field of the method in norms')}")
+    return rules
+
+
+def write_rules(rules: Rules) -> str:
+    """The file with every rule and its meaning in it."""
+    import inspect
+
+    source = inspect.getsource(Rules)
+    lines = ["# What the server accepts, and how long it waits.", ""]
+    for f in fields(Rules):
+        meaning = source.split(f"    {f.name}: ", 1)[1].split('"""', 2)[1]
+        value = getattr(rules, f.name)
+        if isinstance(value, dict):
+            continue
+        lines += [f"# {meaning}", f"{f.name} = {value!r}".replace("'", '"')]
+    lines += ["", "# Field of the method's up -> the largest 2-norm accepted.", "[norms]"]
+    lines += [f"{name} = {limit!r}" for name, limit in rules.norms.items()]
+    return "\n".join(lines) + "\n"
+
+
+def accept(rules: Rules, reply: Up) -> tuple[Up, list[str]]:
+    """The reply as it may be counted, with the fields that were clipped; WireError with the reason if not at all."""
+    if not all_finite(reply):
+        raise WireError("not finite: it holds NaN or infinity")
+    clipped: list[str] = []
+    factors: dict[str, float] = {}
+    for path, leaf in leaves(reply.up):
+        limit = rules.norms.get(path)
+        if limit is None or not isinstance(leaf, Tensor):
+            continue
+        norm = float(torch.linalg.vector_norm(leaf, dtype=torch.float64))
+        if norm <= limit:
+            continue
+        if rules.outside == "reject":
+            raise WireError(f"norm of {path} is {norm:.6g}, above {limit:g}")
+        factors[path] = limit / norm
+        clipped.append(f"{path} from {norm:.6g} to {limit:g}")
+    return reply._replace(up=_scaled(reply.up, factors)) if factors else reply, clipped
+
+
+def _scaled(up: Any, factors: dict[str, float]) -> Any:
+    from fedncv.flower.wire import fill
+
+    return fill(up, {path: leaf * factors[path] for path, leaf in leaves(up) if path in factors})

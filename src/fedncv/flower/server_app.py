@@ -1,0 +1,51 @@
+"""The Flower ServerApp: the server's folder and the run's settings in, rounds out."""
+
+import contextlib
+import fcntl
+import logging
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from fedncv.flower.client import study_of
+from fedncv.flower.folder import SERVER_VARIABLE, read_form, read_nodes
+from fedncv.flower.rules import read_rules
+from fedncv.flower.server import serve
+from fedncv.methods import find_method
+
+LOCK_SECONDS = 60.0
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    if SERVER_VARIABLE not in os.environ:
+        raise ValueError(f"{SERVER_VARIABLE} is not set; start the server with `fedncv federation server`")
+    folder = Path(os.environ[SERVER_VARIABLE])
+    config = study_of(str(context.run_config["study"]))
+    run_folder = folder / "runs" / str(context.run_config["name"])
+    logging.basicConfig(level=logging.INFO, filename=run_folder / "log.txt", format="%(asctime)s %(message)s")
+    rules = read_rules(folder / "rules.toml", reveals=tuple(find_method(config.method).reveals))
+    with only_one(run_folder):
+        serve(grid, run_folder, config, read_form(folder), read_nodes(folder), rules)
+
+
+@contextlib.contextmanager
+def only_one(folder: Path) -> Iterator[None]:
+    """No two processes serve one run: a new one waits until an old one, cut off from its link, has ended."""
+    with (folder / "lock").open("w") as file:
+        deadline = time.monotonic() + LOCK_SECONDS
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise ValueError(f"another process serves {folder}; stop it, then resume") from None
+                time.sleep(0.5)
+        yield

@@ -1,0 +1,243 @@
+"""Federations for tests: one in this process, with a Grid made by hand, and one of real processes."""
+
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedncv.config import RunConfig
+from fedncv.engine.problem import build, start
+from fedncv.engine.sequential import Draw, draw, run_round
+from fedncv.tree import leaves
+
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedncv[flower]'")
+
+CONFIG = RunConfig(
+    method="scaffold",
+    model="mlp",
+    partition="iid",
+    clients=2,
+    per_round=2,
+    rounds=2,
+    epochs=1,
+    batch_size=64,
+    eval_every=0,
+    lr=0.05,
+)
+
+
+def sequential(config, *, absent=None):
+    """The state of the sequential engine at the end; ``absent`` maps a round to the clients not counted in it."""
+    problem = build(config)
+    state = start(problem)
+    for t in range(config.rounds):
+        drawn = draw(problem, t)
+        missing = (absent or {}).get(t + 1, [])
+        answers = [u not in missing for u in drawn.ids.tolist()]
+        state, _ = run_round(problem, state, Draw(drawn.ids, answers, drawn.shares))
+    return state
+
+
+def same(ours, theirs):
+    """Equal bits in every tensor, equal numbers elsewhere; the path of the first difference otherwise."""
+    left, right = dict(leaves(ours)), dict(leaves(theirs))
+    if left.keys() != right.keys():
+        return f"{sorted(left)} against {sorted(right)}"
+    for path in left:
+        a, b = left[path], right[path]
+        equal = torch.equal(a, b) and a.dtype == b.dtype if isinstance(a, torch.Tensor) else a == b
+        if not equal:
+            return path
+    return "equal"
+
+
+def compare(state, reference):
+    """What a federation must have in common with the sequential engine at the server."""
+    ours = (state.round, state.server, state.buffers, state.totals.bytes_down, state.totals.bytes_up)
+    totals = reference.totals
+    theirs = (reference.round, reference.server, reference.buffers, totals.bytes_down, totals.bytes_up)
+    return same(ours, theirs)
+
+
+@pytest.fixture(scope="session")
+def tools():
+    """The functions above, for test modules (which cannot import a conftest)."""
+    return Tools
+
+
+class Tools:
+    config = CONFIG
+    sequential = staticmethod(sequential)
+    same = staticmethod(same)
+    compare = staticmethod(compare)
+
+
+# ---- a grid in this process -----------------------------------------------------------------------------
+
+
+class HandMade:
+    """A Grid whose nodes are folders: a request is answered by the client's code at once, in this process.
+
+    ``spoil(client, round, reply) -> replies`` may change, repeat, delay (by returning nothing) or break answers.
+    """
+
+    def __init__(self, folder, run, study, *, spoil=None):
+        self.folder, self.run, self.study, self.spoil = folder, run, study, spoil
+        self.sent, self.waiting, self.number = [], [], 0
+
+    def get_node_ids(self):
+        return [1000 + int(path.name) for path in (self.folder / "clients").iterdir()]
+
+    def push_messages(self, messages):
+        from flwr.app import Error, Message
+
+        from fedncv.flower.client import client_of, count_samples, train_round
+
+        ids = []
+        for message in messages:
+            self.number += 1
+            message.metadata.__dict__["_message_id"] = str(self.number)
+            u = message.metadata.dst_node_id - 1000
+            try:
+                client = client_of(self.study, self.run, u, self.folder / "clients" / str(u))
+                reply = (count_samples if message.metadata.message_type == "query" else train_round)(client, message)
+            except Exception as error:  # as Flower does: what the app raises becomes an error message
+                reply = Message(Error(0, str(error)), reply_to=message)
+            self.sent.append((u, message, reply))
+            replies = [reply] if self.spoil is None else self.spoil(u, message.metadata.group_id, message, reply)
+            self.waiting += replies
+            ids.append(str(self.number))
+        return ids
+
+    def pull_messages(self, message_ids):
+        ready = [m for m in self.waiting if m.metadata.reply_to_message_id in message_ids]
+        self.waiting = [m for m in self.waiting if m not in ready]
+        return ready
+
+
+@pytest.fixture
+def by_hand(tmp_path, monkeypatch):
+    """config, spoil, rules -> (state of the server, grid), without processes."""
+    from fedncv import store
+    from fedncv.config import write_toml
+    from fedncv.flower import folder as folders
+    from fedncv.flower import server
+    from fedncv.flower.rules import Rules
+
+    from flwr.supercore.task_identity import TaskIdentity
+
+    monkeypatch.setattr(TaskIdentity, "_run_id", 1)  # as in a process that Flower has started
+    monkeypatch.setattr(TaskIdentity, "_task_id", 1)
+    monkeypatch.setattr(TaskIdentity, "_node_id", 1)
+    monkeypatch.setattr(server, "POLL_SECONDS", 0.0)
+    monkeypatch.setattr(server, "RETRY_SECONDS", 0.0)
+
+    def run(config, *, spoil=None, rules=Rules(round_seconds=20.0, join_seconds=20.0, attempts=2), name="run"):
+        place = tmp_path / "federation"
+        if not place.exists():
+            folders.init(place, config, host="127.0.0.1", port=0, listen="127.0.0.1")
+        run_folder = place / "server" / "runs" / name
+        if not run_folder.exists():
+            store.create(run_folder, config)
+        grid = HandMade(place, name, write_toml(config), spoil=spoil)
+        nodes = {u: 1000 + u for u in range(config.clients)}
+        form = folders.read_form(place / "server")
+        return server.serve(grid, run_folder, config, form, nodes, rules), grid
+
+    run.folder = tmp_path / "federation"
+    return run
+
+
+# ---- real processes -------------------------------------------------------------------------------------
+
+
+class Live:
+    """A federation of real processes on this machine."""
+
+    def __init__(self, folder, config):
+        self.folder, self.config = folder, config
+
+    def run(self, name, *, seconds=240.0, **changes):
+        """Begin a run and wait for it: the server's state at its end."""
+        self.begin(name, **changes)
+        return self.finish(name, seconds=seconds)
+
+    def begin(self, name, **changes):
+        from fedncv.flower import coordinator
+
+        coordinator.create(self.folder, name, replace(self.config, **changes))
+
+    def finish(self, name, *, seconds=240.0, **options):
+        from fedncv.flower import coordinator
+
+        coordinator.follow(self.folder, name, seconds=seconds, **options)
+        return self.state(name)
+
+    def state(self, name):
+        from fedncv.flower.folder import read_form
+        from fedncv.flower.halves import server_problem
+        from fedncv.flower.server import _read_joined
+        from fedncv.results import read_config
+        from fedncv.store import read_state
+
+        run = self.folder / "server" / "runs" / name
+        sizes = list(_read_joined(run).sizes.values())
+        return read_state(run, server_problem(read_config(run), read_form(self.folder / "server"), sizes))
+
+    def rows(self, name):
+        from fedncv.results import read_rows
+
+        return read_rows(self.folder / "server" / "runs" / name)
+
+    def wait(self, what, *, seconds=120.0):
+        """Until ``what()`` is true."""
+        deadline = time.monotonic() + seconds
+        while not (value := what()):
+            assert time.monotonic() < deadline, f"not within {seconds} s; {self.logs()}"
+            time.sleep(0.1)
+        return value
+
+    def logs(self):
+        return "\n".join(f"== {p}\n{p.read_text()[-3000:]}" for p in sorted((self.folder / "logs").glob("*.log")))
+
+    def left(self):
+        """Command lines of processes that still mention the folder."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except OSError:
+                continue
+            if str(self.folder) in line and int(path.parent.name) != os.getpid():
+                found.append(line)
+        return found
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory):
+    """clients -> a federation that is up; at the end everything is down, whatever happened."""
+    from fedncv.flower import folder as folders
+    from fedncv.flower import processes
+
+    made = []
+
+    def start(clients=2, **changes):
+        folder = tmp_path_factory.mktemp("live") / "federation"
+        config = replace(CONFIG, clients=clients, per_round=clients, **changes)
+        folders.init(folder, config, host="127.0.0.1", port=0, listen="127.0.0.1")
+        federation = Live(folder, config)
+        made.append(federation)
+        processes.up(folder, seconds=180.0)
+        return federation
+
+    yield start
+    for federation in made:
+        processes.down(federation.folder)
+    for federation in made:
+        deadline = time.monotonic() + 15
+        while federation.left() and time.monotonic() < deadline:
+            time.sleep(0.2)
+        assert federation.left() == []
