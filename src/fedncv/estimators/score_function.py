@@ -58,7 +58,7 @@ def bernoulli_outcomes(mu_D: Tensor, *, num_samples: int) -> tuple[Tensor, Tenso
     """-> x_OKD, probability_O: every outcome of K independent samples, 2^(K·D) of them."""
     check_sizes(mu_D, mu_D)
     bits = itertools.product((0.0, 1.0), repeat=num_samples * len(mu_D))
-    x_OKD = torch.tensor(list(bits), dtype=mu_D.dtype).reshape(-1, num_samples, len(mu_D))
+    x_OKD = torch.tensor(list(bits), dtype=mu_D.dtype, device=mu_D.device).reshape(-1, num_samples, len(mu_D))
     probability_OKD = x_OKD * mu_D + (1 - x_OKD) * (1 - mu_D)
     return x_OKD, probability_OKD.prod(dim=2).prod(dim=1)
 
