@@ -10,6 +10,7 @@ A method is a name with a value for each of its seeds.
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -73,8 +74,14 @@ def summary(values: Sequence[float]) -> Summary:
     deviation = float(np.std(values, ddof=1))
     if deviation == 0:
         return Summary(mean, 0.0, mean, mean, n)
-    low, high = stats.t.interval(CONFIDENCE, n - 1, loc=mean, scale=deviation / math.sqrt(n))
-    return Summary(mean, deviation, float(low), float(high), n)
+    half = _t(n - 1) * deviation / math.sqrt(n)
+    return Summary(mean, deviation, mean - half, mean + half, n)
+
+
+@cache
+def _t(degrees: int) -> float:
+    """The quantile that leaves half of the rest on each side."""
+    return float(stats.t.ppf((1 + CONFIDENCE) / 2, degrees))
 
 
 def paired(a: Seeds, b: Seeds) -> Paired:

@@ -7,12 +7,15 @@ from importlib.metadata import version
 
 COMMANDS = {
     "run": "train a federation with one or more methods and seeds",
+    "study": "run a study of the paper: datasets, methods and seeds in one folder",
+    "report": "write the page, figures and tables of a study or of runs",
     "resume": "go on with runs that were stopped",
     "show": "a table and a curve of finished or running runs",
     "export": "write a trained model as an ordinary state_dict",
     "methods": "the methods, their knobs and what they reveal",
     "datasets": "the datasets and where their files belong",
     "partition": "draw who holds what",
+    "federation": "run between machines that share no data, over Flower",
     "theory": "decide the paper's propositions by enumeration",
 }
 

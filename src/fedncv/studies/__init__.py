@@ -13,7 +13,7 @@ FIG3 = (
 )  # fmt: skip
 # Beside the paper's methods: no federation at all, the paper's equations as printed, and what the label prior
 # alone does for the shared-head methods, so that the table shows what the control variates add.
-BESIDE = ("local", "fedncv-paper", "fedavg:prior=1", "fedavgm:prior=1", "scaffold:prior=1")
+BESIDE = ("local", "fedncv-paper", "fedavg+prior", "fedavgm+prior", "scaffold+prior")
 RELATIVES = ("fedvarp", "fedstale", "mifa")
 
 
@@ -94,8 +94,9 @@ def table2() -> Study:
 def ablation() -> Study:
     """FedNCV with its switches one by one, beside its relatives."""
     switches = (
-        "fedncv", "fedncv:beta=0", "fedncv:alpha=0", "fedncv:prior=0", "fedncv:prior=0,beta=0",
-        "fedncv:prior=0,alpha=0", "fedncv-paper", "fedavg", "fedavg:prior=1",
+        "fedncv", "fedncv:memory=off", "fedncv:drift=off", "fedncv:tau=0", "fedncv:momentum=0",
+        "fedncv:memory=off,drift=off", "fedncv:memory=off,drift=off,momentum=0", "fedncv:tau=0,momentum=0",
+        "fedncv-paper", "fedavg", "fedavg+prior", "fedavg+prior+momentum",
     )  # fmt: skip
     return Study(
         name="ablation",

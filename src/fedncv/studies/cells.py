@@ -14,9 +14,7 @@ from fedncv.config import RunConfig
 from fedncv.data import divide, load, statistics
 from fedncv.results import STATE, is_run, read_config, read_run
 from fedncv.simulate import Row, resume
-from fedncv.studies.study import Cell
-
-PARTITION = "partition.json"  # who holds what, for the report: one a column
+from fedncv.studies.study import PARTITION, Cell
 
 
 class Watch(NamedTuple):

@@ -14,6 +14,7 @@ from fedncv.config import RunConfig, Settings, from_dict, read_toml
 
 FILE = "study.toml"
 TUNING = "tuning"  # the folder of the tuning runs, beside the columns
+PARTITION = "partition.json"  # in a column's folder: who holds what, for the report
 
 
 class Tuning(NamedTuple):

@@ -1,0 +1,226 @@
+"""Everything a report is made from, read from a study's folder or from any folder of runs.
+
+Only finished runs are averaged. All others are named, with the reason. Runs that do not follow one protocol
+are refused, with the fields in which they differ.
+"""
+
+import json
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedncv.config import RunConfig, read_toml
+from fedncv.report import names
+from fedncv.results import CONFIG, TIMING, Run, read_config, read_rows
+from fedncv.studies.study import FILE, TUNING, Study, read_study
+
+# These do not change what a run measures.
+NEUTRAL = ("device", "data_dir", "checkpoint_every")
+DEPTH = 4  # folders below the one that was named
+
+
+class Missing(NamedTuple):
+    """A run that is not in the tables."""
+
+    column: str
+    method: str
+    seed: int
+    status: str  # not begun, unfinished, failed, unreadable
+    reason: str
+
+
+@dataclass(frozen=True, eq=False)  # hashed by identity: what is computed from one is kept
+class Column:
+    """One dataset, or one dataset at one number of clients."""
+
+    name: str
+    data: str
+    clients: int
+    runs: dict[str, list[Run]]  # method -> its finished runs, by seed
+    folder: Path | None = None  # where a study keeps this column
+
+    @property
+    def title(self) -> str:
+        where = names.dataset(self.data)
+        return f"{where}, {self.clients:,} clients" if "clients-" in self.name else where
+
+    def scores(self, metric: str) -> dict[str, dict[int, float]]:
+        """method -> seed -> value at the end; a method that has none is left out."""
+        found: dict[str, dict[int, float]] = {}
+        for method, runs in self.runs.items():
+            values = {run.config.seed: run.last(metric) for run in runs if run.last(metric) is not None}
+            if values:
+                found[method] = values
+        return found
+
+    def prior(self) -> float | None:
+        """Accuracy of the label prior alone, mean over the seeds."""
+        priors = {run.config.seed: run.last("label_prior") for runs in self.runs.values() for run in runs}
+        known = [prior for prior in priors.values() if prior is not None]
+        return sum(known) / len(known) if known else None
+
+
+class Results(NamedTuple):
+    folder: Path
+    title: str
+    study: Study | None
+    made_with: dict[str, str]  # the command and versions, where a study says so
+    columns: list[Column]
+    methods: list[str]
+    missing: list[Missing]
+    num_planned: int
+    differing: list[str]  # fields that differ by permission
+
+    @property
+    def num_finished(self) -> int:
+        return sum(len(runs) for column in self.columns for runs in column.runs.values())
+
+    @property
+    def protocol(self) -> RunConfig:
+        """The settings that all runs share."""
+        return next(run.config for column in self.columns for runs in column.runs.values() for run in runs)
+
+
+def gather(folder: Path, *, allow: tuple[str, ...] = ()) -> Results:
+    """Read it all. ``allow`` names fields in which the runs of one table may differ."""
+    if not folder.is_dir():
+        raise ValueError(f"there is no folder {folder}")
+    study = read_study(folder) if (folder / FILE).exists() else None
+    paths = _find(folder)
+    if not paths and study is None:
+        raise ValueError(f"{folder} holds no run (no {CONFIG} in it or below)")
+    runs: list[Run] = []
+    unreadable: dict[Path, str] = {}
+    for path in paths:
+        try:
+            runs.append(Run(path, read_config(path), read_rows(path)))
+        except ValueError as error:
+            unreadable[path] = str(error)
+    if study is not None and study.tuning is not None:
+        allow = (*allow, "lr")
+    if study is not None and len(study.clients) > 1:
+        allow = (*allow, "clients", "per_round")
+    differing = _check_protocol(runs, allow)
+    columns, missing = _columns(folder, study, runs, unreadable)
+    if not any(column.runs for column in columns):
+        state = "; ".join(f"{each.method} seed {each.seed} {each.status}" for each in missing[:3])
+        raise ValueError(f"{folder} holds no finished run yet ({state}); a report needs one")
+    planned = len(study.cells()) if study else len(runs) + len(unreadable)
+    listed = list(study.methods) if study else []
+    methods = list(dict.fromkeys([*listed, *(method for column in columns for method in column.runs)]))
+    title = study.title if study else folder.resolve().name
+    made_with = read_toml(folder / FILE).get("made_with", {}) if study else {}
+    return Results(folder, title, study, made_with, columns, methods, missing, planned, differing)
+
+
+def _find(folder: Path) -> list[Path]:
+    """The folder itself or the runs below it, without those that only served tuning."""
+    found = []
+    for depth in range(DEPTH + 1):
+        for path in folder.glob("/".join(["*"] * depth + [CONFIG])):
+            if TUNING not in path.relative_to(folder).parts[:1]:
+                found.append(path.parent)
+    return sorted(found)
+
+
+def _check_protocol(runs: list[Run], allow: tuple[str, ...]) -> list[str]:
+    """The permitted fields that differ; ValueError with those that differ without permission."""
+    differing, refused = [], []
+    for f in fields(RunConfig):
+        if f.name in ("method", "seed", "data", *NEUTRAL):
+            continue
+        values: dict[Any, Run] = {}
+        for run in runs:
+            values.setdefault(getattr(run.config, f.name), run)
+        if len(values) > 1:
+            differing.append(f.name)
+            if f.name not in allow:
+                examples = [f"{value!r} in {run.folder.name}" for value, run in list(values.items())[:2]]
+                refused.append(f"{f.name} ({', '.join(examples)})")
+    if refused:
+        raise ValueError(
+            f"these runs follow different protocols and cannot share a table: {'; '.join(refused)}; "
+            f"report them apart, or permit it with --allow {' '.join(word.split()[0] for word in refused)}"
+        )
+    return differing
+
+
+def _columns(
+    folder: Path, study: Study | None, runs: list[Run], unreadable: dict[Path, str]
+) -> tuple[list[Column], list[Missing]]:
+    several = study is not None and len(study.clients) > 1
+    columns: dict[str, Column] = {}
+    if study is not None:
+        for name, settings in study.columns().items():
+            columns[name] = Column(name, settings.data, settings.clients, {}, folder / name)
+    missing: list[Missing] = []
+    seen: set[tuple[str, str, int]] = set()
+    for run in runs:
+        config = run.config
+        name = f"{config.data}/clients-{config.clients}" if several else config.data
+        column = columns.setdefault(name, Column(name, config.data, config.clients, {}))
+        if (name, config.method, config.seed) in seen:
+            raise ValueError(f"{run.folder} repeats {config.method} on {name} with seed {config.seed}; remove one")
+        seen.add((name, config.method, config.seed))
+        if run.status == "finished":
+            column.runs.setdefault(config.method, []).append(run)
+        else:
+            reason = f"round {run.rounds} of {config.rounds}"
+            if run.status == "failed":
+                reason = f"{run.rows[-1]['failed']} ({reason})"
+            missing.append(Missing(name, config.method, config.seed, run.status, reason))
+    for path, error in unreadable.items():
+        missing.append(_unreadable(path, error, study))
+        seen.add(missing[-1][:3])
+    if study is not None:
+        for cell in study.cells():
+            key = (str(cell.folder.parent), cell.config.method, cell.config.seed)
+            if key not in seen:
+                missing.append(Missing(*key, "not begun", ""))
+    for column in columns.values():
+        for group in column.runs.values():
+            group.sort(key=lambda run: run.config.seed)
+    order = list(study.methods) if study else []
+    sort = {method: i for i, method in enumerate(order)}
+    ordered = [
+        replace(column, runs=dict(sorted(column.runs.items(), key=lambda item: sort.get(item[0], len(sort)))))
+        for column in columns.values()
+    ]
+    return ordered, missing
+
+
+def _unreadable(path: Path, error: str, study: Study | None) -> Missing:
+    for cell in study.cells() if study else []:
+        if path.parts[-len(cell.folder.parts) :] == cell.folder.parts:
+            return Missing(str(cell.folder.parent), cell.config.method, cell.config.seed, "unreadable", error)
+    return Missing(path.parent.name, path.name, -1, "unreadable", error)
+
+
+def seconds(run: Run) -> float | None:
+    """What the run's clocks add up to; None where they are lost. Runs that were stacked share their clocks."""
+    path = run.folder / TIMING
+    if not path.exists():
+        return None
+    total = 0.0
+    for line in path.read_bytes().split(b"\n")[:-1]:
+        try:
+            total += json.loads(line)["seconds"]
+        except (ValueError, KeyError, TypeError):
+            return None
+    return total
+
+
+def command(results: Results) -> str:
+    """What repeats these runs."""
+    if results.made_with.get("command"):
+        return results.made_with["command"]
+    config, plain = results.protocol, RunConfig()
+    words = ["fedncv run"]
+    shared = replace(config, method=plain.method, seed=plain.seed, data_dir="")
+    for f in fields(RunConfig):
+        if getattr(shared, f.name) != getattr(plain, f.name):
+            words.append(f"--{f.name.replace('_', '-')} {getattr(shared, f.name)}")
+    seeds = sorted({run.config.seed for c in results.columns for runs in c.runs.values() for run in runs})
+    words.append(f"--method {' '.join(results.methods)}")
+    words.append(f"--seeds {' '.join(map(str, seeds))}")
+    return " ".join(words)

@@ -1,0 +1,99 @@
+"""How methods and datasets are written for people."""
+
+import re
+
+METHODS = {
+    "fedavg": "FedAvg",
+    "fedavgm": "FedAvgM",
+    "fedprox": "FedProx",
+    "fednova": "FedNova",
+    "scaffold": "SCAFFOLD",
+    "feddyn": "FedDyn",
+    "fedgen": "FedGen",
+    "fedlc": "FedLC",
+    "moon": "MOON",
+    "fedper": "FedPer",
+    "fedrep": "FedRep",
+    "pfedsim": "pFedSim",
+    "fat_clipping_pi": "FAT-Clipping-PI",
+    "fat_clipping_pr": "FAT-Clipping-PR",
+    "fedadp": "FedAdp",
+    "fedvarp": "FedVARP",
+    "fedstale": "FedStale",
+    "mifa": "MIFA",
+    "fedadagrad": "FedAdagrad",
+    "fedadam": "FedAdam",
+    "fedyogi": "FedYogi",
+    "local": "Local only",
+    "fedncv": "FedNCV",
+    "fedncv-paper": "FedNCV, as printed",
+}
+DATASETS = {
+    "digits": "Digits",
+    "mnist": "MNIST",
+    "fashion_mnist": "Fashion-MNIST",
+    "emnist": "EMNIST",
+    "emnist_balanced": "EMNIST balanced",
+    "emnist_letters": "EMNIST letters",
+    "cifar10": "CIFAR-10",
+    "cifar100": "CIFAR-100",
+    "svhn": "SVHN",
+    "svhn_extra": "SVHN extra",
+    "tiny_imagenet": "Tiny-ImageNet",
+    "cinic10": "CINIC-10",
+}
+METRICS = {
+    "before": "before local training",
+    "after": "after local training",
+    "before_client_mean": "before, mean over clients",
+    "before_worst_decile": "before, worst tenth of clients",
+    "after_client_mean": "after, mean over clients",
+    "after_worst_decile": "after, worst tenth of clients",
+    "pooled": "shared model on everybody's test samples",
+    "loss": "training loss",
+}
+
+
+def method(text: str) -> str:
+    """fedprox:mu=0.1+prior -> FedProx, mu 0.1 + prior.
+
+    >>> method("fedprox:mu=0.1,server_lr=2+prior:tau=1")
+    'FedProx, mu 0.1, server_lr 2 + prior, tau 1'
+    """
+    parts = []
+    for part in re.split(r"\+(?=[a-z])", text):
+        name, _, knobs = part.partition(":")
+        parts.append(", ".join([METHODS.get(name, name), *(k.replace("=", " ") for k in knobs.split(",") if k)]))
+    return " + ".join(parts)
+
+
+def dataset(name: str) -> str:
+    return DATASETS.get(name, name)
+
+
+def metric(name: str) -> str:
+    return METRICS.get(name, name.replace("_", " "))
+
+
+def traffic(number: float) -> str:
+    """
+    >>> traffic(1234567)
+    '1.23 MB'
+    """
+    for unit in ("B", "kB", "MB", "GB"):
+        if number < 1000:
+            return f"{number:.3g} {unit}"
+        number /= 1000
+    return f"{number:.3g} TB"
+
+
+def quantity(number: float) -> str:
+    """
+    >>> quantity(31902), quantity(1234567)
+    ('31.9 k', '1.23 M')
+    """
+    for unit in ("", " k", " M"):
+        if number < 1000:
+            return f"{number:.3g}{unit}"
+        number /= 1000
+    return f"{number:.3g} G"

@@ -1,0 +1,205 @@
+"use strict";
+// Charts and sortable tables. The numbers come from the JSON block; everything else on the page is plain HTML.
+const data = JSON.parse(document.getElementById("data").textContent);
+const DASHES = ["", "7 3", "2 3", "9 3 2 3"];
+const SVG = "http://www.w3.org/2000/svg";
+
+function make(name, attributes = {}, parent = null, text = null) {
+  const node = name.startsWith("svg:") ? document.createElementNS(SVG, name.slice(4)) : document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+  if (text !== null) node.textContent = text;
+  if (parent) parent.append(node);
+  return node;
+}
+
+// The first method (FedNCV) has a colour to itself; the others share seven, with another dash each time around.
+const look = (i) => (i ? { colour: `var(--c${1 + ((i - 1) % 7)})`, dash: DASHES[Math.floor((i - 1) / 7) % DASHES.length] } : { colour: "var(--c0)", dash: "" });
+
+// Round steps of 1, 2 or 5 times a power of ten, about `count` of them.
+function ticks(low, high, count) {
+  const raw = (high - low || 1) / count, power = 10 ** Math.floor(Math.log10(raw));
+  const step = [1, 2, 5, 10].map((m) => m * power).find((s) => s >= raw * 0.999);
+  const found = [];
+  for (let v = Math.ceil(low / step - 1e-9) * step; v <= high + step * 1e-9; v += step) found.push(Math.abs(v) < step * 1e-9 ? 0 : v);
+  return found;
+}
+
+function short(value, unit = "") {
+  const steps = [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]];
+  for (const [size, letter] of steps) if (Math.abs(value) >= size) return `${+(value / size).toPrecision(3)} ${letter}${unit}`;
+  return `${+value.toPrecision(3)}${unit ? " " + unit : ""}`;
+}
+
+// A point is [round or clients, samples, bytes, mean, low, high, seeds].
+const X = { round: [0, "rounds", ""], samples: [1, "samples trained on", ""], bytes: [2, "bytes, up and down", "B"], clients: [0, "clients", ""] };
+const [MEAN, LOW, HIGH] = [3, 4, 5];
+
+function chart(root, groups) {
+  const state = { group: 0, metric: null, x: root.dataset.x.split(" ")[0], off: new Set(), cursor: null, focus: null };
+  const controls = make("div", { class: "controls" }, root);
+  const plot = make("div", { class: "plot" }, root), canvas = make("div", {}, plot), side = make("div", {}, plot);
+  const svg = make("svg:svg", { tabindex: 0, role: "img" }, canvas);
+  const note = make("p", { class: "small soft", "aria-live": "polite" }, side);
+  const legend = make("ul", { class: "legend" }, side);
+
+  function choose(label, options, pick) {
+    const select = make("select", {}, make("label", {}, controls, label + " "));
+    options.forEach(([value, text]) => make("option", { value }, select, text));
+    select.addEventListener("change", () => { pick(select.value); state.cursor = null; draw(); });
+    return select;
+  }
+  const metricsOf = (group) => Object.keys(groups[group].metrics);
+  if (groups.length > 1) choose("Dataset", groups.map((g, i) => [i, g.title]), (v) => { state.group = +v; fillMetrics(); });
+  const metricSelect = choose("Accuracy", [], (v) => { state.metric = v; });
+  if (root.dataset.kind !== "accuracy") metricSelect.parentNode.firstChild.textContent = "Measured ";
+  function fillMetrics() {
+    metricSelect.replaceChildren();
+    metricsOf(state.group).forEach((m) => make("option", { value: m }, metricSelect, data.metrics[m] || m));
+    if (!metricsOf(state.group).includes(state.metric)) state.metric = metricsOf(state.group)[0];
+    metricSelect.value = state.metric;
+  }
+  const axes = root.dataset.x.split(" ");
+  if (axes.length > 1) {
+    const field = make("fieldset", { class: "segments" }, controls);
+    make("legend", {}, field, "Against");
+    for (const axis of axes) {
+      const label = make("label", {}, field), input = make("input", { type: "radio", name: root.id + "-x", value: axis }, label);
+      input.checked = axis === state.x;
+      input.addEventListener("change", () => { state.x = axis; state.cursor = null; draw(); });
+      make("span", {}, label, { round: "rounds", samples: "samples", bytes: "bytes" }[axis]);
+    }
+  }
+  const all = make("button", { class: "plain", type: "button" }, controls, "All"), none = make("button", { class: "plain", type: "button" }, controls, "None"), five = make("button", { class: "plain", type: "button" }, controls, "Best five");
+  all.onclick = () => { state.off.clear(); draw(); };
+  none.onclick = () => { lines().forEach((l) => state.off.add(l.method)); draw(); };
+  five.onclick = () => { state.off = new Set(lines().slice(5).map((l) => l.method)); draw(); };
+
+  // From the best at the end down: the legend's order.
+  function lines() {
+    const found = Object.entries(groups[state.group].metrics[state.metric] || {});
+    const better = percent() ? 1 : -1;
+    return found.map(([method, points]) => ({ method, points, index: data.methods.findIndex((m) => m.id === method) }))
+      .sort((a, b) => better * (b.points.at(-1)[MEAN] - a.points.at(-1)[MEAN]));
+  }
+  const percent = () => !/^(loss|variance)/.test(state.metric || "");
+  const show = (v) => (percent() ? (100 * v).toFixed(1) + " %" : String(+v.toPrecision(4)));
+
+  function draw() {
+    const width = Math.max(280, canvas.clientWidth - 20), height = Math.round(Math.min(480, Math.max(270, width * 0.58)));
+    const pad = { left: 46, right: 14, top: 12, bottom: 42 };
+    const everyone = lines(), visible = everyone.filter((l) => !state.off.has(l.method));
+    const [column, axisName, unit] = X[state.x];
+    const xs = visible.flatMap((l) => l.points.map((p) => p[column]));
+    const floor = percent() && root.dataset.kind === "accuracy" ? groups[state.group].floor : null;
+    const ys = visible.flatMap((l) => l.points.map((p) => p[MEAN])).concat(floor === null ? [] : [floor]);
+    let [x0, x1] = xs.length ? [Math.min(...xs), Math.max(...xs)] : [0, 1];
+    let [y0, y1] = ys.length ? [Math.min(...ys), Math.max(...ys)] : [0, 1];
+    if (x0 === x1) { x0 -= 1; x1 += 1; }
+    const room = (y1 - y0 || 0.02) * 0.06;
+    y0 = percent() ? Math.max(0, y0 - room) : y0 - room; y1 = percent() ? Math.min(1, y1 + room) : y1 + room;
+    const px = (v) => pad.left + ((v - x0) / (x1 - x0)) * (width - pad.left - pad.right);
+    const py = (v) => height - pad.bottom - ((v - y0) / (y1 - y0)) * (height - pad.top - pad.bottom);
+    svg.replaceChildren();
+    svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+    svg.setAttribute("aria-label", `${groups[state.group].title}: ${data.metrics[state.metric] || state.metric} against ${axisName}; arrow keys move along it`);
+    svg.classList.toggle("many", visible.length > 6);
+    const scale = percent() ? 100 : 1;
+    for (const v of ticks(y0 * scale, y1 * scale, 6)) {
+      make("svg:line", { class: "grid", x1: pad.left, x2: width - pad.right, y1: py(v / scale), y2: py(v / scale) }, svg);
+      make("svg:text", { x: pad.left - 7, y: py(v / scale) + 4, "text-anchor": "end" }, svg, percent() ? `${+v.toFixed(2)}` : short(v));
+    }
+    for (const v of ticks(x0, x1, width < 500 ? 4 : 8)) make("svg:text", { x: px(v), y: height - pad.bottom + 18, "text-anchor": "middle" }, svg, short(v, unit));
+    make("svg:text", { x: width - pad.right, y: height - 6, "text-anchor": "end" }, svg, axisName);
+    if (percent()) make("svg:text", { x: 4, y: pad.top - 1 }, svg, "%");
+    const clip = make("svg:clipPath", { id: root.id + "-clip" }, svg);
+    make("svg:rect", { x: pad.left, y: pad.top - 4, width: width - pad.left - pad.right, height: height - pad.top - pad.bottom + 8 }, clip);
+    if (floor !== null && floor !== undefined) {
+      make("svg:line", { class: "floorline", x1: pad.left, x2: width - pad.right, y1: py(floor), y2: py(floor) }, svg);
+      make("svg:text", { class: "floorname", x: pad.left + 4, y: py(floor) - 6 }, svg, "label prior alone");
+    }
+    for (const line of [...visible].reverse()) {
+      const { colour, dash } = look(line.index), at = line.points.map((p) => [px(p[column]), py(p[MEAN])]);
+      const names = [line.method === data.ours ? "ours" : "", state.focus ? (state.focus === line.method ? "focus" : "dim") : ""].join(" ");
+      const group = make("svg:g", { class: names.trim(), "data-method": line.method }, svg);
+      const banded = line.points.filter((p) => p[LOW] !== null);
+      if (banded.length > 1) {
+        const up = banded.map((p) => `${px(p[column])},${py(p[HIGH])}`), down = banded.map((p) => `${px(p[column])},${py(p[LOW])}`).reverse();
+        make("svg:polygon", { class: "band", points: [...up, ...down].join(" "), fill: colour, "clip-path": `url(#${root.id}-clip)` }, group);
+      }
+      make("svg:polyline", { class: "line", points: at.map((p) => p.join(",")).join(" "), stroke: colour, "stroke-dasharray": dash }, group);
+      line.points.forEach((p, i) => {
+        const last = i === line.points.length - 1 || line.points.length < 9;
+        make("svg:circle", { cx: at[i][0], cy: at[i][1], r: last ? 3 : 1.6, fill: colour, "data-x": p[column], "data-y": p[MEAN] }, group);
+      });
+    }
+    if (state.cursor !== null) make("svg:line", { class: "cursor", x1: px(state.cursor), x2: px(state.cursor), y1: pad.top, y2: height - pad.bottom }, svg);
+    svg.at = (clientX) => {
+      const box = svg.getBoundingClientRect(), v = x0 + (((clientX - box.left) / box.width) * width - pad.left) / (width - pad.left - pad.right) * (x1 - x0);
+      return nearest(visible.flatMap((l) => l.points.map((p) => p[column])), v);
+    };
+    svg.stops = [...new Set(xs)].sort((a, b) => a - b);
+    note.textContent = state.cursor === null ? "At the end:" : `At ${short(state.cursor, unit)} ${axisName.split(",")[0]}:`;
+    list(everyone, column);
+  }
+  const nearest = (values, v) => (values.length ? values.reduce((best, x) => (Math.abs(x - v) < Math.abs(best - v) ? x : best)) : null);
+
+  function list(everyone, column) {
+    const held = document.activeElement && legend.contains(document.activeElement) ? document.activeElement.dataset.method : null;
+    legend.replaceChildren();
+    for (const line of everyone) {
+      const { colour, dash } = look(line.index), item = make("li", {}, legend);
+      const button = make("button", { type: "button", "aria-pressed": !state.off.has(line.method), "data-method": line.method }, item);
+      const swatch = make("svg:svg", { viewBox: "0 0 34 12", "aria-hidden": true }, button);
+      make("svg:line", { x1: 1, x2: 33, y1: 6, y2: 6, stroke: colour, "stroke-width": line.method === data.ours ? 4 : 2.5, "stroke-dasharray": dash }, swatch);
+      make("span", { class: "name" }, button, data.methods[line.index].label);
+      const point = state.cursor === null ? line.points.at(-1) : line.points.find((p) => p[column] === nearest(line.points.map((q) => q[column]), state.cursor));
+      make("span", { class: "value" }, button, show(point[MEAN]));
+      button.onclick = () => { state.off.has(line.method) ? state.off.delete(line.method) : state.off.add(line.method); draw(); };
+      const focus = (on) => { state.focus = on && !state.off.has(line.method) ? line.method : null; paint(); };
+      button.onmouseenter = () => focus(true); button.onmouseleave = () => focus(false);
+      button.onfocus = () => focus(true); button.onblur = () => focus(false);
+      if (held === line.method) button.focus();
+    }
+  }
+  // Only classes change while the pointer passes over the legend.
+  function paint() {
+    for (const group of svg.querySelectorAll("g[data-method]")) {
+      group.classList.toggle("dim", state.focus !== null && group.dataset.method !== state.focus);
+      group.classList.toggle("focus", group.dataset.method === state.focus);
+    }
+  }
+  const move = (value) => { if (value !== state.cursor) { state.cursor = value; draw(); } };
+  svg.addEventListener("pointermove", (event) => move(svg.at(event.clientX)));
+  svg.addEventListener("pointerleave", () => move(null));
+  svg.addEventListener("keydown", (event) => {
+    const i = state.cursor === null ? svg.stops.length : svg.stops.indexOf(state.cursor);
+    if (event.key === "ArrowLeft") move(svg.stops[Math.max(0, i - 1)] ?? null);
+    else if (event.key === "ArrowRight") move(svg.stops[Math.min(svg.stops.length - 1, i + 1)] ?? null);
+    else if (event.key === "Escape") move(null);
+    else return;
+    event.preventDefault();
+  });
+  fillMetrics();
+  let width = 0;
+  new ResizeObserver(() => { if (canvas.clientWidth !== width) { width = canvas.clientWidth; draw(); } }).observe(canvas);
+}
+
+for (const root of document.querySelectorAll("[data-chart]")) chart(root, data[root.dataset.chart]);
+
+for (const table of document.querySelectorAll("table.sortable")) {
+  const body = table.tBodies[0], order = [...body.rows];
+  const heads = [...table.querySelectorAll("thead th[data-column]")];
+  for (const head of heads) head.querySelector("button").addEventListener("click", () => {
+    const now = head.getAttribute("aria-sort"), next = now === "descending" ? "ascending" : now === "ascending" ? "none" : "descending";
+    heads.forEach((h) => h.setAttribute("aria-sort", h === head ? next : "none"));
+    const at = +head.dataset.column, value = (row) => row.cells[at].dataset.value;
+    const rows = [...order];
+    if (next !== "none") rows.sort((a, b) => {
+      const [u, v] = [value(a), value(b)];
+      if (!u || !v) return (u ? 0 : 1) - (v ? 0 : 1); // what has no value stays below
+      const sign = next === "ascending" ? 1 : -1;
+      return sign * (isNaN(u) || isNaN(v) ? u.localeCompare(v) : u - v);
+    });
+    body.append(...rows);
+  });
+}

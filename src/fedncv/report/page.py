@@ -1,0 +1,132 @@
+"""The page: one HTML file that needs no network and nothing beside it."""
+
+import json
+import math
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from fedncv.report import names, sections, series
+from fedncv.report.gather import Results
+from fedncv.report.table import MainTable
+from fedncv.report.verdict import OURS, Claim
+
+HERE = Path(__file__).parent
+
+
+def page(results: Results, table: MainTable, claims: list[Claim], *, target: float | None = None) -> str:
+    data = chart_data(results)
+    parts = [
+        ("verdict", "Verdict", "", sections.verdict(results, table, claims) + sections.missing(results)),
+        ("table", "Results", TABLE_WORDS, sections.main_table(table) + sections.standings(results, table)),
+        ("curves", "Curves", CURVE_WORDS, _chart("curves", "round samples bytes", "accuracy")),
+        ("scale", "More clients", SCALE_WORDS, _chart("scale", "clients", "accuracy") if data["scale"] else ""),
+        ("clients", "Clients", CLIENT_WORDS, sections.clients(results)),
+        ("partition", "Partition", "", sections.partitions(results)),
+        ("variance", "Variance", VARIANCE_WORDS, _chart("variance", "round samples bytes", "variance")
+         if data["variance"] else ""),
+        ("work", "Work and cost", WORK_WORDS, sections.work(results, target)),
+        ("repeat", "Repeat it", "", sections.repeat(results)),
+    ]  # fmt: skip
+    parts = [part for part in parts if part[3]]
+    links = "".join(f'<li><a href="#{key}">{title}</a></li>' for key, title, _, _ in parts)
+    body = "".join(
+        f'<section id="{key}" aria-labelledby="{key}-title"><h2 id="{key}-title">{title}</h2>'
+        + (f"<p class='soft'>{words}</p>" if words else "")
+        + f"{content}</section>"
+        for key, title, words, content in parts
+    )
+    config = results.protocol
+    where = ", ".join(dict.fromkeys(names.dataset(column.data) for column in results.columns))
+    per = (
+        f"{config.rounds} rounds of {config.per_round} clients, {config.epochs} local epochs, batch {config.batch_size}"
+    )
+    population = "" if "clients" in results.differing else f"{config.clients} clients, "
+    facts = f"{where} · {population}{config.partition} · {per} · {config.model}"
+    fill = {
+        "title": escape(results.title),
+        "facts": escape(facts),
+        "state": escape(sections.state(results)),
+        "links": links,
+        "body": body,
+        "css": (HERE / "page.css").read_text(encoding="utf-8"),
+        "js": (HERE / "page.js").read_text(encoding="utf-8"),
+        # inside a script only "<" could end it early
+        "data": json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c"),
+    }
+    text = (HERE / "page.html").read_text(encoding="utf-8")
+    pieces = text.split("@@")  # words between @@ and @@ are replaced
+    return "".join(fill[piece] if i % 2 else piece for i, piece in enumerate(pieces))
+
+
+def _chart(name: str, axes: str, kind: str) -> str:
+    return f'<div id="{name}-chart" data-chart="{name}" data-x="{axes}" data-kind="{kind}"></div>'
+
+
+def chart_data(results: Results) -> dict[str, Any]:
+    """What the charts draw, rounded to what can be seen."""
+    accuracy: list[dict[str, Any]] = []
+    variance: list[dict[str, Any]] = []
+    for column in results.columns:
+        found = series.curves(column)
+        plain = {metric: lines for metric, lines in found.items() if not metric.startswith(series.VARIANCE)}
+        other = {metric: lines for metric, lines in found.items() if metric.startswith(series.VARIANCE)}
+        prior = column.prior()
+        if plain:
+            accuracy.append({"title": column.title, "floor": prior, "metrics": _points(plain)})
+        if other:
+            variance.append({"title": column.title, "floor": None, "metrics": _points(other)})
+    scale = [
+        {"title": names.dataset(data), "floor": None, "metrics": {
+            metric: {method: [[clients, 0, 0, *_rounded(point)] for clients, point in points]
+                     for method, points in lines.items()}
+            for metric, lines in metrics.items()
+        }}
+        for data, metrics in series.over_clients(results).items()
+    ]  # fmt: skip
+    wanted = {metric for group in (*accuracy, *variance) for metric in group["metrics"]}
+    ordered = sorted(results.methods, key=lambda method: method != OURS)  # FedNCV has the first colour
+    return {
+        "ours": OURS,
+        "methods": [{"id": method, "label": names.method(method)} for method in ordered],
+        "metrics": {metric: names.metric(metric) for metric in sorted(wanted)},
+        "curves": accuracy,
+        "variance": variance,
+        "scale": scale,
+    }
+
+
+def _points(curves: series.Curves) -> dict[str, Any]:
+    return {
+        metric: {
+            method: [[p.round, round(p.samples), round(p.bytes), *_rounded(p)] for p in points]
+            for method, points in lines.items()
+        }
+        for metric, lines in curves.items()
+    }
+
+
+def _rounded(point: series.Point) -> list[float | int | None]:
+    values = [None if x is None or math.isnan(x) else float(f"{x:.6g}") for x in (point.mean, point.low, point.high)]
+    return [*values, point.num_seeds]
+
+
+TABLE_WORDS = (
+    "Accuracy over all clients' own test samples, %, mean ± deviation over seeds; beneath it the paper's value. "
+    "<b>Bold</b>: best mean. <u>Underlined</u>: second. ★: first beyond doubt, as every paired 95 % interval against "
+    "every other method is above zero. The headings sort."
+)
+CURVE_WORDS = (
+    "Mean over seeds; the band is its 95 % interval. Press a name to hide or show its line, rest on it to single it "
+    "out; move over the chart, or use the arrow keys, to read values."
+)
+SCALE_WORDS = "Accuracy at the end of runs with more and more clients, each with less data of its own."
+CLIENT_WORDS = (
+    "Accuracy of single clients at the end, over all seeds: the line is the median client, the box the middle half, "
+    "the thin bar from the 5th to the 95th percentile."
+)
+VARIANCE_WORDS = "Variance of the server's update over draws of clients, at the state the run had reached."
+WORK_WORDS = (
+    "What training took, without what measuring took. Seconds are the run's own clocks; runs that were stacked on one "
+    "device share them. A seed that never reached the target is counted in “reached it” and in no mean."
+)

@@ -1,0 +1,47 @@
+"""What the paper printed: Table 1, and the claims its text makes about figures."""
+
+import csv
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+# The method that stands for each of the paper's. Its FedNCV is compared with both readings of its equations.
+ROWS = {
+    "fedavg": "FedAvg",
+    "fedprox": "FedProx",
+    "scaffold": "SCAFFOLD",
+    "fedrep": "FedRep",
+    "fedper": "FedPer",
+    "pfedsim": "pFedSim",
+    "fedncv": "FedNCV",
+    "fedncv-paper": "FedNCV",
+}
+COLUMNS = {"cifar10": "cifar10", "cifar100": "cifar100", "tiny_imagenet": "tinyimagenet", "emnist": "emnist"}
+
+# Fig. 2, in its text: points of accuracy lost from 100 to 1,000 clients, (before, after).
+DECLINE = {"fedncv": (1.66, 2.17), "pfedsim": (2.31, 2.35), "fedper": (3.58, 2.75), "fedrep": (10.18, 8.80)}
+# Fig. 3, in its text: the place FedNCV ends at, or better.
+PLACE = {"mnist": 2, "fashion_mnist": 2, "svhn": 2, "cinic10": 3}
+
+
+class Printed(NamedTuple):
+    mean: float  # %
+    deviation: float
+
+
+@cache
+def table1() -> dict[tuple[str, str, str], Printed]:
+    """(dataset, method, before or after) -> what is printed."""
+    found: dict[tuple[str, str, str], Printed] = {}
+    text = Path(__file__).with_name("paper_table1.csv").read_text(encoding="utf-8")
+    rows = {row["method"]: row for row in csv.DictReader(text.splitlines())}
+    for data, column in COLUMNS.items():
+        for method, name in ROWS.items():
+            for metric in ("before", "after"):
+                key = f"{column}_{metric}"
+                found[data, method, metric] = Printed(float(rows[name][key]), float(rows[name][f"{key}_std"]))
+    return found
+
+
+def printed(data: str, method: str, metric: str) -> Printed | None:
+    return table1().get((data, method, metric))

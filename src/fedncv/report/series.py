@@ -1,0 +1,204 @@
+"""What is drawn, as numbers: curves over rounds, accuracy over the number of clients, clients' spread, and work.
+
+The page, the pictures and the CSV files are all made from these.
+"""
+
+import json
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedncv.comparison import reached, summary
+from fedncv.report.gather import Column, Results, seconds
+from fedncv.report.table import write_csv
+from fedncv.results import Run
+from fedncv.studies.study import PARTITION
+
+QUANTILES = (5, 25, 50, 75, 95)
+CURVES = (
+    "before", "after", "before_client_mean", "before_worst_decile", "after_client_mean", "after_worst_decile",
+    "pooled", "loss",
+)  # fmt: skip
+VARIANCE = "variance"  # metrics that begin with this word are drawn in a section of their own
+
+
+class Point(NamedTuple):
+    """Mean over seeds at one measurement, with its 95 % interval (None with one seed)."""
+
+    round: int
+    samples: float
+    bytes: float
+    mean: float
+    low: float | None
+    high: float | None
+    num_seeds: int
+
+
+Curves = dict[str, dict[str, list[Point]]]  # metric -> method -> points
+
+
+@lru_cache(maxsize=64)
+def curves(column: Column) -> Curves:
+    """Every metric of every method, at the rounds where all its finished seeds have it."""
+    wanted = [*CURVES, *_variance_metrics(column)]
+    found: Curves = {}
+    for metric in wanted:
+        by_method = {method: _curve(runs, metric) for method, runs in column.runs.items()}
+        by_method = {method: points for method, points in by_method.items() if points}
+        if by_method:
+            found[metric] = by_method
+    return found
+
+
+def _variance_metrics(column: Column) -> list[str]:
+    found: dict[str, None] = {}
+    for runs in column.runs.values():
+        for row in runs[0].rows:
+            found |= {name: None for name, value in row.items() if name.startswith(VARIANCE) and _is_number(value)}
+    return list(found)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _curve(runs: list[Run], metric: str) -> list[Point]:
+    rows: dict[int, list[dict[str, Any]]] = {}
+    for run in runs:
+        for row in run.rows:
+            if _is_number(row.get(metric)):
+                rows.setdefault(row["round"], []).append(row)
+    points = []
+    for t, group in sorted(rows.items()):
+        if len(group) < len(runs):
+            continue
+        each = summary([float(row[metric]) for row in group])
+        spent = [row.get("bytes_down", 0) + row.get("bytes_up", 0) for row in group]
+        samples = [row.get("samples", 0) for row in group]
+        low, high = (None, None) if each.num_seeds == 1 else (each.low, each.high)
+        points.append(Point(t, _mean(samples), _mean(spent), each.mean, low, high, each.num_seeds))
+    return points
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def over_clients(results: Results) -> dict[str, dict[str, dict[str, list[tuple[int, Point]]]]]:
+    """dataset -> metric -> method -> (clients, value at the end); only where the number of clients varies."""
+    found: dict[str, dict[str, dict[str, list[tuple[int, Point]]]]] = {}
+    for column in results.columns:
+        if "clients-" not in column.name:
+            continue
+        for metric in ("before", "after"):
+            for method, points in curves(column).get(metric, {}).items():
+                line = found.setdefault(column.data, {}).setdefault(metric, {}).setdefault(method, [])
+                line.append((column.clients, points[-1]))
+    return found
+
+
+@lru_cache(maxsize=64)
+def clients(column: Column) -> dict[str, dict[str, list[float]]]:
+    """metric -> method -> quantiles over all clients of all finished seeds, at the end."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for metric in ("before", "after"):
+        for method, runs in column.runs.items():
+            lists = [run.last(f"{metric}_clients") or [] for run in runs]
+            values = [value for each in lists for value in each if value is not None]
+            if values:
+                found.setdefault(metric, {})[method] = np.percentile(values, QUANTILES).tolist()
+    return found
+
+
+def partition(column: Column) -> dict[str, Any] | None:
+    """Who holds what, where the study wrote it down: counts of samples, clients × classes."""
+    path = column.folder / PARTITION if column.folder else None
+    if path is None or not path.exists():
+        return None
+    try:
+        found: dict[str, Any] = json.loads(path.read_bytes())
+        np.array(found["counts"], dtype=np.int64).reshape(len(found["counts"]), -1)
+    except (ValueError, KeyError, TypeError):
+        raise ValueError(f"{path} is damaged; delete it, and the study writes it again") from None
+    return found
+
+
+class Spent(NamedTuple):
+    """Work and cost of one method in one column, mean over its finished seeds; None: not known."""
+
+    seeds: int
+    samples: float
+    gradients: float
+    bytes_down: float
+    bytes_up: float
+    seconds: float | None
+    target: float
+    reached: int  # seeds that reached the target
+    rounds_to: float | None
+    samples_to: float | None
+    bytes_to: float | None
+
+
+def work(column: Column, target: float | None = None) -> dict[str, Spent]:
+    """The target is given, or nine tenths of the way from the label prior to the best mean "before"."""
+    goal = default_target(column) if target is None else target
+    found = {}
+    for method, runs in column.runs.items():
+        arrived = [each for each in (reached(run.rows, goal) for run in runs) if each is not None]
+        clocks = [clock for clock in map(seconds, runs) if clock is not None]
+        found[method] = Spent(
+            seeds=len(runs),
+            samples=_mean([run.last("samples") or 0 for run in runs]),
+            gradients=_mean([run.last("gradients") or 0 for run in runs]),
+            bytes_down=_mean([run.last("bytes_down") or 0 for run in runs]),
+            bytes_up=_mean([run.last("bytes_up") or 0 for run in runs]),
+            seconds=_mean(clocks) if len(clocks) == len(runs) else None,
+            target=goal,
+            reached=len(arrived),
+            rounds_to=_mean([each.round for each in arrived]) if arrived else None,
+            samples_to=_mean([each.samples for each in arrived]) if arrived else None,
+            bytes_to=_mean([each.bytes for each in arrived]) if arrived else None,
+        )
+    return found
+
+
+def default_target(column: Column) -> float:
+    means = [summary(list(seeds.values())).mean for seeds in column.scores("before").values()]
+    best, floor = max(means, default=0.0), column.prior() or 0.0
+    goal = floor + 0.9 * (best - floor) if best > floor else best
+    return round(goal, 2) if round(goal, 2) <= best else best
+
+
+# ---- files ---------------------------------------------------------------------------------------------
+
+
+def curves_csv(results: Results) -> str:
+    header = ("column", "metric", "method", "round", "samples", "bytes", "mean", "low", "high", "seeds")
+    lines: list[tuple[object, ...]] = []
+    for column in results.columns:
+        for metric, by_method in curves(column).items():
+            for method, points in by_method.items():
+                lines += [(column.name, metric, method, *(_plain(x) for x in point)) for point in points]
+    return write_csv(header, lines)
+
+
+def clients_csv(results: Results) -> str:
+    header = ("column", "metric", "method", *(f"q{q:02}" for q in QUANTILES))
+    lines: list[tuple[object, ...]] = []
+    for column in results.columns:
+        for metric, by_method in clients(column).items():
+            lines += [(column.name, metric, method, *map(_plain, q)) for method, q in by_method.items()]
+    return write_csv(header, lines)
+
+
+def work_csv(results: Results, target: float | None = None) -> str:
+    lines: list[tuple[object, ...]] = []
+    for column in results.columns:
+        for method, spent in work(column, target).items():
+            lines.append((column.name, method, *map(_plain, spent)))
+    return write_csv(("column", "method", *Spent._fields), lines)
+
+
+def _plain(value: float | None) -> object:
+    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else value

@@ -1,0 +1,193 @@
+"""The main table: every method, every column, before and after, with the paper's value beside ours."""
+
+import csv
+import io
+import math
+from typing import NamedTuple
+
+from fedncv.comparison import Summary, compare, holm, ranks, summary
+from fedncv.report import names
+from fedncv.report.gather import Column, Results
+from fedncv.report.paper import Printed, printed
+
+METRICS = ("before", "after")
+
+
+class Entry(NamedTuple):
+    """One cell: what we measured, what the paper printed, and its place in the column."""
+
+    ours: Summary | None  # in %
+    paper: Printed | None
+    place: int  # 1 is the best mean; 0: no finished run
+    first: bool
+    """Above every other method of its column beyond doubt."""
+    missing: int  # runs that are planned and not in it
+
+
+class Standing(NamedTuple):
+    """One column's verdict."""
+
+    column: str
+    metric: str
+    best: str
+    second: str | None
+    first: str | None
+    level: list[str]  # the best, and those that cannot be told from it
+    p: float
+    adjusted_p: float  # after Holm, over all columns of the table
+
+    @property
+    def survives(self) -> bool:
+        return self.first is not None and self.adjusted_p < 0.05
+
+
+class MainTable(NamedTuple):
+    keys: list[tuple[Column, str]]  # the columns: (dataset, metric)
+    methods: list[str]
+    entries: dict[tuple[str, str, str], Entry]  # (column, metric, method)
+    standings: list[Standing]
+    ranks: dict[str, float]
+
+    def standing(self, column: str, metric: str) -> Standing | None:
+        return next((s for s in self.standings if (s.column, s.metric) == (column, metric)), None)
+
+
+def main_table(results: Results) -> MainTable:
+    keys = [(column, metric) for column in results.columns for metric in METRICS]
+    compared = [compare(column.scores(metric)) for column, metric in keys]
+    adjusted = holm([each.p for each in compared])
+    standings = [
+        Standing(
+            column.name, metric, each.order[0], each.order[1] if len(each.order) > 1 else None,
+            each.first, each.level, each.p, adjusted[i],
+        )
+        for i, ((column, metric), each) in enumerate(zip(keys, compared, strict=True)) if each.order
+    ]  # fmt: skip
+    entries = {}
+    for (column, metric), each in zip(keys, compared, strict=True):
+        scores = column.scores(metric)
+        for method in results.methods:
+            values = list(scores.get(method, {}).values())
+            entries[column.name, metric, method] = Entry(
+                percent(summary(values)) if values else None,
+                printed(column.data, method, metric),
+                each.order.index(method) + 1 if method in each.order else 0,
+                each.first == method,
+                sum(1 for m in results.missing if (m.column, m.method) == (column.name, method)),
+            )
+    ranked = ranks([column.scores(metric) for column, metric in keys if column.scores(metric)])
+    return MainTable(keys, results.methods, entries, standings, ranked)
+
+
+def percent(each: Summary) -> Summary:
+    return Summary(100 * each.mean, 100 * each.deviation, 100 * each.low, 100 * each.high, each.num_seeds)
+
+
+# ---- files ---------------------------------------------------------------------------------------------
+
+
+def to_csv(table: MainTable, lr: dict[str, dict[str, float]]) -> str:
+    """One line a cell, everything in it."""
+    header = (
+        "column", "dataset", "clients", "metric", "method", "seeds", "mean", "deviation", "low", "high", "place",
+        "first", "paper", "paper_deviation", "missing_runs", "lr",
+    )  # fmt: skip
+    lines: list[tuple[object, ...]] = []
+    for column, metric in table.keys:
+        for method in table.methods:
+            entry = table.entries[column.name, metric, method]
+            ours = entry.ours
+            numbers = [_number(x) for x in ours[:4]] if ours else [""] * 4
+            paper = [entry.paper.mean, entry.paper.deviation] if entry.paper else ["", ""]
+            lines.append(
+                (column.name, column.data, column.clients, metric, method, ours.num_seeds if ours else 0, *numbers,
+                 entry.place or "", "yes" if entry.first else "no", *paper, entry.missing,
+                 lr.get(column.name, {}).get(method, ""))
+            )  # fmt: skip
+    return write_csv(header, lines)
+
+
+def write_csv(header: tuple[str, ...], lines: list[tuple[object, ...]]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(lines)
+    return text.getvalue()
+
+
+def _number(value: float) -> str:
+    return "" if math.isnan(value) else f"{value:.4f}"
+
+
+def to_markdown(table: MainTable) -> str:
+    """Best in bold, second in italics, * first beyond doubt; the paper's value in brackets."""
+    header = ["method", *(f"{column.title} {metric}" for column, metric in table.keys)]
+    lines = [_row(header), _row(["---", *["---:"] * len(table.keys)])]
+    for method in table.methods:
+        cells = []
+        for column, metric in table.keys:
+            entry = table.entries[column.name, metric, method]
+            if entry.ours is None:
+                cells.append("–")
+                continue
+            text = spread(entry.ours) + (" *" if entry.first else "")
+            text = {1: f"**{text}**", 2: f"_{text}_"}.get(entry.place, text)
+            text += f" ({entry.ours.num_seeds} seeds only)" if entry.missing else ""
+            cells.append(text + (f" [{entry.paper.mean:.2f}]" if entry.paper else ""))
+        lines.append(_row([names.method(method), *cells]))
+    lines.append(_row(["label prior alone", *prior_cells(table)]))
+    return "\n".join(lines) + f"\n\n{LEGEND}\n"
+
+
+LEGEND = (
+    "Mean ± deviation over seeds, %. Bold: best mean; italics: second; *: every paired 95 % interval against "
+    "every other method is above zero; in brackets: the paper."
+)
+
+
+def prior_cells(table: MainTable) -> list[str]:
+    """The floor, under "before" only: it does not train."""
+    cells = []
+    for column, metric in table.keys:
+        prior = column.prior()
+        cells.append(f"{100 * prior:.2f}" if prior is not None and metric == "before" else "")
+    return cells
+
+
+def _row(cells: list[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def spread(each: Summary) -> str:
+    return f"{each.mean:.2f}" + ("" if math.isnan(each.deviation) else f" ± {each.deviation:.2f}")
+
+
+def to_latex(table: MainTable) -> str:
+    """The paper's layout: a pair of columns a dataset, deviation in brackets."""
+    pairs = [column for column, metric in table.keys if metric == METRICS[0]]
+    lines = [
+        r"\begin{tabular}{l" + "|cc" * len(pairs) + "}",
+        r"\hline",
+        " & ".join(["", *(rf"\multicolumn{{2}}{{c}}{{{_tex(c.title)}}}" for c in pairs)]) + r" \\",
+        " & ".join(["Method", *(["Before", "After"] * len(pairs))]) + r" \\",
+        r"\hline",
+    ]
+    for method in table.methods:
+        cells = [_tex(names.method(method))]
+        for column, metric in table.keys:
+            entry = table.entries[column.name, metric, method]
+            cells.append("--" if entry.ours is None else _tex_cell(entry))
+        lines.append(" & ".join(cells) + r" \\")
+    lines += [r"\hline", " & ".join(["Label prior alone", *prior_cells(table)]) + r" \\", r"\hline", r"\end{tabular}"]
+    return "\n".join(lines) + "\n"
+
+
+def _tex_cell(entry: Entry) -> str:
+    assert entry.ours is not None
+    text = f"{entry.ours.mean:.2f}"
+    text = {1: rf"\textbf{{{text}}}", 2: rf"\underline{{{text}}}"}.get(entry.place, text)
+    return text + ("" if math.isnan(entry.ours.deviation) else f"({entry.ours.deviation:.2f})")
+
+
+def _tex(text: str) -> str:
+    return "".join(f"\\{c}" if c in "&%$#_{}" else c for c in text)

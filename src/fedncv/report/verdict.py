@@ -1,0 +1,186 @@
+"""What the paper claimed, what was measured, and whether the two agree.
+
+A claim about one dataset is judged by the finished runs of that dataset alone, with the tests of
+`fedncv.comparison`: "first" and "ahead" mean paired 95 % intervals above zero, never means alone.
+"""
+
+from typing import NamedTuple
+
+from fedncv.comparison import compare, summary
+from fedncv.report import names
+from fedncv.report.gather import Column, Results
+from fedncv.report.paper import COLUMNS, DECLINE, PLACE, ROWS, printed
+from fedncv.report.series import Point, over_clients
+from fedncv.report.table import METRICS, MainTable, percent, spread
+
+OURS = "fedncv"
+AGREES, PARTLY, DIFFERS, OPEN = "agrees", "agrees in part", "does not agree", "not measured"
+
+
+class Claim(NamedTuple):
+    where: str
+    paper: str
+    measured: str
+    verdict: str
+    why: str
+
+
+def claims(results: Results, table: MainTable) -> list[Claim]:
+    """Every claim of the paper that these runs can speak to."""
+    found: list[Claim] = []
+    for column in results.columns:
+        if "clients-" in column.name:
+            continue
+        if column.data in COLUMNS:
+            found += [_first(column, table), _values(column)]
+        if column.data in PLACE:
+            found.append(_place(column))
+    for data, lines in over_clients(results).items():
+        found.append(_decline(data, lines))
+    return found
+
+
+def headline(results: Results, table: MainTable, found: list[Claim]) -> str:
+    """One sentence that says it."""
+    counted = {verdict: sum(1 for claim in found if claim.verdict == verdict) for verdict in (AGREES, PARTLY, DIFFERS)}
+    judged = sum(counted.values())
+    parts = []
+    if judged:
+        part = f", {counted[PARTLY]} in part" if counted[PARTLY] else ""
+        parts.append(f"{counted[AGREES]} of {judged} claims of the paper agree with what was measured{part}.")
+    elif not found:
+        where = ", ".join(dict.fromkeys(names.dataset(column.data) for column in results.columns))
+        parts.append(f"The paper makes no claim about {where}.")
+    firsts = [s for s in table.standings if s.survives]
+    if firsts:
+        wins: dict[str, int] = {}
+        for standing in firsts:
+            wins[standing.first or ""] = wins.get(standing.first or "", 0) + 1
+        words = [f"{names.method(m)} in {n}" for m, n in sorted(wins.items(), key=lambda item: -item[1])]
+        parts.append(f"First beyond doubt, of {len(table.standings)} columns: {', '.join(words)}.")
+    elif table.standings:
+        parts.append(f"No method is first beyond doubt in any of the {len(table.standings)} columns.")
+    if results.missing:
+        count = len(results.missing)
+        parts.append(f"{count} run{'s are' if count > 1 else ' is'} missing: this is not the final word.")
+    return " ".join(parts)
+
+
+def standing_words(table: MainTable, column: Column, metric: str) -> str:
+    """Who is first in a column, or who cannot be told apart."""
+    standing = table.standing(column.name, metric)
+    if standing is None:
+        return "nothing measured"
+    if standing.first:
+        held = "" if standing.survives else ", though not after Holm's correction"
+        return f"{names.method(standing.first)} is first{held}"
+    others = [names.method(method) for method in standing.level[1:]]
+    return f"{names.method(standing.best)} leads, not told from {', '.join(others) or 'others with one seed'}"
+
+
+def _first(column: Column, table: MainTable) -> Claim:
+    """Table 1: FedNCV is the best of seven, before and after."""
+    values = {metric: printed(column.data, OURS, metric) for metric in METRICS}
+    paper = "FedNCV is the best of seven: " + ", ".join(
+        f"{value.mean:.2f} {metric}" for metric, value in values.items() if value
+    )
+    where = f"Table 1, {column.title}"
+    if OURS not in column.runs:
+        return Claim(where, paper, "no finished run of FedNCV here", OPEN, "")
+    rivals = [method for method in ROWS if method in column.runs and method != "fedncv-paper"]
+    absent = [names.method(m) for m in ROWS if m not in column.runs and m != "fedncv-paper"]
+    verdicts, words = [], []
+    for metric in METRICS:
+        scores = column.scores(metric)
+        seven = compare({method: scores[method] for method in rivals if method in scores})
+        ours = percent(summary(list(scores[OURS].values())))
+        verdicts.append(seven.first == OURS)
+        words.append(f"{spread(ours)} {metric} ({_ordinal(seven.order.index(OURS) + 1)} of {len(seven.order)})")
+    verdict = AGREES if all(verdicts) else PARTLY if any(verdicts) else DIFFERS
+    why = ["; ".join(f"{metric}: {standing_words(table, column, metric)} of all in the table" for metric in METRICS)]
+    if absent:
+        why.append(f"without {', '.join(absent)}")
+        verdict = PARTLY if verdict == AGREES else verdict
+    return Claim(where, paper, ", ".join(words), verdict, "; ".join(why))
+
+
+def _values(column: Column) -> Claim:
+    """Table 1: the numbers themselves."""
+    inside, total, gaps = 0, 0, []
+    for metric in METRICS:
+        for method, seeds in column.scores(metric).items():
+            value = printed(column.data, method, metric)
+            if value is None or method == "fedncv-paper":
+                continue
+            ours = percent(summary(list(seeds.values())))
+            total += 1
+            half = value.deviation
+            low, high = (ours.low, ours.high) if ours.num_seeds > 1 else (ours.mean, ours.mean)
+            inside += low <= value.mean + half and value.mean - half <= high
+            gaps.append(ours.mean - value.mean)
+    where = f"Table 1, {column.title}, the numbers"
+    paper = "mean and deviation of each method, from one protocol"
+    if not total:
+        return Claim(where, paper, "none of its methods finished here", OPEN, "")
+    measured = f"{inside} of {total} printed values lie within their deviation of our 95 % interval"
+    measured += f"; ours minus the paper's: {min(gaps):+.1f} to {max(gaps):+.1f} points"
+    verdict = AGREES if inside == total else PARTLY if 2 * inside >= total else DIFFERS
+    why = (
+        "The paper averages over the ten clients of the last rounds, we over all clients; "
+        "its deviations look like rounds, ours are seeds."
+    )
+    prior = column.prior()
+    best = max((v.mean for m in ROWS for k in METRICS if (v := printed(column.data, m, k))), default=0.0)
+    if prior is not None and 100 * prior > best:
+        why = (
+            f"Every printed value is at most {best:.2f}, below the {100 * prior:.1f} that naming each client's "
+            "majority class reaches without learning: this column cannot come from the partition that the paper states."
+        )
+    return Claim(where, paper, measured, verdict, why)
+
+
+def _place(column: Column) -> Claim:
+    """Fig. 3: where FedNCV ends among twelve."""
+    place = PLACE[column.data]
+    where, paper = f"Fig. 3, {column.title}", f"FedNCV ends among the best {place} of twelve, before local training"
+    scores = column.scores("before")
+    if OURS not in scores:
+        return Claim(where, paper, "no finished run of FedNCV here", OPEN, "")
+    scores = {method: seeds for method, seeds in scores.items() if method not in ("local", "fedncv-paper")}
+    column_of = compare(scores)
+    ours = column_of.order.index(OURS) + 1
+    value = percent(summary(list(scores[OURS].values())))
+    measured = f"{_ordinal(ours)} of {len(scores)} with {spread(value)}"
+    level = [names.method(m) for m in column_of.level if m != OURS]
+    why = f"not told apart from the best: {', '.join(level)}" if OURS in column_of.level and level else ""
+    return Claim(where, paper, measured, AGREES if ours <= place else DIFFERS, why)
+
+
+def _decline(data: str, lines: dict[str, dict[str, list[tuple[int, Point]]]]) -> Claim:
+    """Fig. 2: FedNCV loses least from few to many clients."""
+    paper = "from 100 to 1,000 clients (EMNIST) FedNCV loses least: " + ", ".join(
+        f"{names.method(method)} {before}/{after}" for method, (before, after) in DECLINE.items()
+    )
+    lost: dict[str, list[float]] = {}
+    span = ""
+    for metric in METRICS:
+        for method, points in lines.get(metric, {}).items():
+            if method in DECLINE and len(points) > 1:
+                (fewest, at_first), (most, at_last) = points[0], points[-1]
+                lost.setdefault(method, []).append(100 * (at_first.mean - at_last.mean))
+                span = f"{names.dataset(data)}, {fewest:,} to {most:,} clients"
+    where = f"Fig. 2, {names.dataset(data)}"
+    if OURS not in lost or len(lost) < 2:
+        return Claim(where, paper, "FedNCV and another method are not both measured at two sizes", OPEN, "")
+    measured = f"points lost before/after, {span}: " + ", ".join(
+        f"{names.method(method)} {'/'.join(f'{x:.2f}' for x in values)}" for method, values in lost.items()
+    )
+    least = [all(lost[OURS][i] <= values[i] for values in lost.values()) for i in range(len(lost[OURS]))]
+    verdict = AGREES if all(least) else PARTLY if any(least) else DIFFERS
+    why = "" if data == "emnist" else f"The paper used EMNIST; these runs are on {names.dataset(data)}."
+    return Claim(where, paper, measured, verdict, why)
+
+
+def _ordinal(n: int) -> str:
+    ending = "th" if 10 <= n % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(n % 10, "th")
+    return f"{n}{ending}"

@@ -1,0 +1,35 @@
+"""A folder of runs in, report.html and report/ out. Written beside and renamed, so a reader never sees half a page."""
+
+from pathlib import Path
+
+from fedncv.report import series, table
+from fedncv.report.figures import save_all
+from fedncv.report.gather import gather
+from fedncv.report.page import page
+from fedncv.report.verdict import claims
+
+PAGE, FILES = "report.html", "report"
+
+
+def write(folder: Path, *, target: float | None = None, allow: tuple[str, ...] = ()) -> list[Path]:
+    """What was written, the page first."""
+    results = gather(folder, allow=allow)
+    main = table.main_table(results)
+    text = page(results, main, claims(results, main), target=target)
+    lr = results.study.lr if results.study else {}
+    files = folder / FILES
+    files.mkdir(exist_ok=True)
+    contents = {
+        folder / PAGE: text,
+        files / "table.csv": table.to_csv(main, lr),
+        files / "table.md": table.to_markdown(main),
+        files / "table.tex": table.to_latex(main),
+        files / "curves.csv": series.curves_csv(results),
+        files / "clients.csv": series.clients_csv(results),
+        files / "work.csv": series.work_csv(results, target),
+    }
+    for path, content in contents.items():
+        temporary = path.with_name(path.name + ".new")
+        temporary.write_text(content, encoding="utf-8")
+        temporary.replace(path)
+    return [*contents, *save_all(results, files)]
