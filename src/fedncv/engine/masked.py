@@ -8,6 +8,8 @@ counts the samples of weight 1 only, and gives what torch's own gives for the sm
     running <- (1 - momentum) running + momentum * (mean, var n / (n - 1))
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -59,10 +61,15 @@ class MaskedBatchNorm(Weighted):
         return mean_C, var_C
 
 
-def masked(model: Model) -> Model:
-    """The model with BatchNorm that knows padding; everything else, names and numbers, stays."""
+def masked(model: Model, *, first: Callable[[nn.Module], None] | None = None) -> Model:
+    """The model with BatchNorm that knows padding; everything else, names and numbers, stays.
+
+    ``first`` may replace parts of the module before.
+    """
 
     def change(module: nn.Module) -> None:
+        if first is not None:
+            first(module)
         for name, part in list(module.named_modules()):
             if type(part) in REPLACED:
                 parent, _, child = name.rpartition(".")

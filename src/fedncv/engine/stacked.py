@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedncv.engine import orders, sampling
+from fedncv.engine.fused import HAVE_KERNELS, fuse, fused_task
 from fedncv.engine.keeping import Keeper
 from fedncv.engine.local import Trained, lr_of, total_step
 from fedncv.engine.masked import masked, padding_changes
@@ -69,12 +70,19 @@ class StackedEngine:
     """Holds data and graphs for runs that differ in their seed only."""
 
     def __init__(
-        self, problems: Sequence[Problem], *, capacity: int | None = None, ratio: float = RATIO, check: bool = True
+        self,
+        problems: Sequence[Problem],
+        *,
+        capacity: int | None = None,
+        ratio: float = RATIO,
+        fused: bool | None = None,
     ) -> None:
         first = problems[0]
+        fused = fusible(first) if fused is None else fused
         self.problems = list(problems)
         self.resident = Resident(problems)
-        self.model = masked(first.model)
+        self.model = masked(first.model, first=fuse if fused else None)
+        self.task = fused_task(first.task) if fused else first.task
         self.config, self.method = first.config, first.method
         self.device = first.model.start_P.device
         self.capacity = capacity or len(problems) * min(first.config.per_round, first.federation.num_clients)
@@ -89,8 +97,7 @@ class StackedEngine:
         sizes = self.resident.train.sizes
         self.batch = int(min(self.config.batch_size, sizes.max()))
         self.num_batches = int(-(-sizes.max() // self.config.batch_size))
-        if check:
-            self._try()
+        self._try()
 
     # ---- rounds ----------------------------------------------------------------------------------------
 
@@ -319,7 +326,7 @@ class StackedEngine:
         phases = self.method.phases(self.config.epochs)
         most_steps = self.num_batches * np.array([phase.epochs for phase in phases])
         return Stage(
-            self.problems[0], self.model, self.resident,
+            self.problems[0]._replace(task=self.task), self.model, self.resident,
             capacity=self.capacity, num_batches=self.num_batches, most_steps=most_steps, ratio=self.ratio,
         )  # fmt: skip
 
@@ -346,6 +353,11 @@ class StackedEngine:
         self.used = self.computed = 0
 
 
+def fusible(problem: Problem) -> bool:
+    """Fused layers are faster on a GPU; their kernels are written for float32."""
+    return HAVE_KERNELS and problem.model.start_P.is_cuda and problem.dtype == torch.float32
+
+
 def _shares(drawn: Sequence[Draw]) -> list[float]:
     """Of the steps each client finishes; one that never answers makes none."""
     return [share if answer else 0.0 for d in drawn for share, answer in zip(d.shares, d.answers, strict=True)]
@@ -359,7 +371,7 @@ def vmap_asking(function: Any, asks: tuple[StackedEngine, int, Client, Tensor], 
         def ask_of(buffers_R: Tensor) -> Ask:
             return Ask(
                 engine.model,
-                engine.problems[0].task,
+                engine.task,
                 buffers_R,
                 client=client,
                 round=round,
