@@ -20,7 +20,6 @@ Letters: G = parameters of the generator, Z = noise, F = features, K = generated
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -173,11 +172,11 @@ def fedgen(config: Config = Config()) -> Method:
     def direction(ask: Ask, y_P: Tensor, batch: Batch, down: Down, _own: Any, scratch: Any) -> tuple[Tensor, Any]:
         if batch.y.is_floating_point():
             raise ValueError("fedgen generates features of classes: the targets must be labels, not numbers")
-        shape, key = shape_of(down.p_C.shape[0], ask.layout.features), fold(ask.key, GENERATED)
-        labels_K = draw_labels(fold(key, 0), config.generated, down.p_C)
-        e_KZ = draw_noise(fold(key, 1), config.generated, shape, y_P.dtype)
-        e_BZ = draw_noise(fold(key, 2), batch.y.shape[0], shape, y_P.dtype)
-        z_KF, z_BF = generate(shape, down.w_G, e_KZ, labels_K), generate(shape, down.w_G, e_BZ, batch.y)
+        shape, num = shape_of(down.p_C.shape[0], ask.layout.features), config.generated
+        labels_K = draw_labels(fold(ask.key, GENERATED), num, down.p_C)
+        e = draw_noise(fold(ask.key, GENERATED + 1), num + batch.y.shape[0], shape, y_P.dtype)
+        z = generate(shape, down.w_G, e, torch.cat([labels_K, batch.y]))
+        z_KF, z_BF = z[:num], z[num:]
         target_BC = torch.softmax(ask.head(y_P, z_BF), dim=1)
 
         def loss(y_P: Tensor) -> Tensor:
@@ -195,32 +194,27 @@ def fedgen(config: Config = Config()) -> Method:
 
     def aggregate(ask: ServerAsk, server: Server, replies: Replies) -> Server:
         delta_SP, n_SC = replies.ups
-        n_C = n_SC.sum(dim=0)
-        p_C = n_C / n_C.sum()
-        loss = teaching(ask, server.x_P - delta_SP, n_SC / n_C.clamp(min=1), p_C)
-        lr = config.generator_lr * config.decay**server.trainings
-        following = server._replace(
-            x_P=server.x_P - weighted_sum(replies.weight_S, delta_SP), p_C=p_C, trainings=server.trainings + 1
-        )
-        for k in range(config.generator_steps):
-            g_G = torch.func.grad(loss)(following.w_G, fold(ask.key, k))
-            following = adam(following, g_G, server.trainings * config.generator_steps + k + 1, lr)
-        return following
+        y_SP, n_C = server.x_P - delta_SP, n_SC.sum(dim=0)
+        p_C, share_SC = n_C / n_C.sum(), n_SC / n_C.clamp(min=1)
+        shape, heads = shape_of(len(p_C), ask.model.layout.features), torch.vmap(ask.model.head, in_dims=(0, None))
 
-    def teaching(ask: ServerAsk, y_SP: Tensor, share_SC: Tensor, p_C: Tensor) -> Callable[[Tensor, Key], Tensor]:
-        """The generator's loss against the heads that the clients sent."""
-        shape = shape_of(len(p_C), ask.model.layout.features)
-        heads = torch.vmap(ask.model.head, in_dims=(0, None))
-
-        def loss(w_G: Tensor, key: Key) -> Tensor:
-            labels_K = draw_labels(fold(key, 0), config.generated, p_C)
-            e_KZ = draw_noise(fold(key, 1), config.generated, shape, w_G.dtype)
+        def loss(w_G: Tensor, e_KZ: Tensor, labels_K: Tensor) -> Tensor:
+            """The generator's, against the heads that the clients sent."""
             z_KF = generate(shape, w_G, e_KZ, labels_K)
             log_p_SKC = torch.log_softmax(heads(y_SP, z_KF), dim=2)
             losses_SK = -log_p_SKC.gather(2, labels_K.expand(len(y_SP), -1)[:, :, None]).squeeze(2)
-            return (share_SC[:, labels_K] * losses_SK).sum(dim=0).mean() + config.eta * sameness(e_KZ, z_KF.flatten(1))
+            taught = (share_SC[:, labels_K] * losses_SK).sum(dim=0).mean()
+            return taught + config.eta * sameness(e_KZ, z_KF.flatten(1))
 
-        return loss
+        x_P = server.x_P - weighted_sum(replies.weight_S, delta_SP)
+        following = server._replace(x_P=x_P, p_C=p_C, trainings=server.trainings + 1)
+        steps, lr = config.generator_steps, config.generator_lr * config.decay**server.trainings
+        labels = draw_labels(fold(ask.key, 0), steps * config.generated, p_C)
+        e = draw_noise(fold(ask.key, 1), steps * config.generated, shape, x_P.dtype)
+        for k, (e_KZ, labels_K) in enumerate(zip(e.chunk(steps), labels.chunk(steps), strict=True)):
+            g_G = torch.func.grad(loss)(following.w_G, e_KZ, labels_K)
+            following = adam(following, g_G, server.trainings * steps + k + 1, lr)
+        return following
 
     return fedavg()._replace(
         init=init,
