@@ -193,7 +193,8 @@ def fedgen(config: Config = Config()) -> Method:
         return Up(down.x_P - y_P, ask.client.label_counts_C), own
 
     def aggregate(ask: ServerAsk, server: Server, replies: Replies) -> Server:
-        delta_SP, n_SC = replies.ups
+        delta_SP: Tensor = replies.ups.delta_P
+        n_SC: Tensor = replies.ups.n_C
         y_SP, n_C = server.x_P - delta_SP, n_SC.sum(dim=0)
         p_C, share_SC = n_C / n_C.sum(), n_SC / n_C.clamp(min=1)
         shape, heads = shape_of(len(p_C), ask.model.layout.features), torch.vmap(ask.model.head, in_dims=(0, None))
