@@ -143,6 +143,14 @@ def test_moments_of_float32_rounds_are_exact_products():
     assert_close(tuple(moments), (expected, expected), rtol=1e-15, atol=0)
 
 
+def test_deviations_of_float32_rounds_are_not_rounded():
+    """a = (2²⁴, 1, 0) deviates by numbers that float32 has not; with b = (0, 1, 3) the sum is 1 − 4/3 (2²⁴ + 1)."""
+    moments = observe(
+        no_moments(), torch.tensor([[2.0**24], [1.0], [0.0]]), torch.tensor([[0.0], [1.0], [3.0]]), forget=1
+    )
+    assert_close(moments.cov, tensor((1 - 4 / 3 * (2**24 + 1)) / 2), rtol=1e-14, atol=0)
+
+
 def test_linearised_units_give_the_ratio_estimators_deviation():
     """Σ p a / Σ p − centre = Σ p (a − centre) / Σ p."""
     a_SP, p_S, centre_P = tensor([[1.0], [7.0]]), tensor([0.1, 0.3]), tensor([4.0])

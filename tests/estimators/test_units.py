@@ -87,6 +87,8 @@ def test_a_weighted_total_of_any_trailing_shape():
     w_U, a_U = torch.tensor([1, 3]), torch.tensor([2.0, 5.0], dtype=torch.float64)
     assert_close(weighted_total(w_U, a_U), torch.tensor(17.0, dtype=torch.float64))
     assert_close(weighted_total(w_U, a_U.reshape(2, 1, 1)), torch.tensor([[17.0]], dtype=torch.float64))
+    a_UPQ = torch.stack([a_U, 2 * a_U], dim=1).reshape(2, 2, 1)
+    assert_close(weighted_total(w_U, a_UPQ), torch.tensor([[17.0], [34.0]], dtype=torch.float64))
 
 
 def test_a_ratio_over_nothing_is_zero_and_so_is_its_derivative():

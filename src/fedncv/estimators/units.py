@@ -33,7 +33,7 @@ def check_weights(w_U: Tensor, a_UP: Tensor) -> None:
     """Raise unless the sizes are weights: they sum to one, up to the rounding of their own sum."""
     check_sizes(w_U, a_UP)
     if readable(w_U):
-        total = w_U.sum().item()
+        total = w_U.sum()
         if abs(total - 1.0) > len(w_U) * torch.finfo(w_U.dtype).eps:
             raise ValueError(f"weights must sum to one, got {total}")
 
