@@ -44,6 +44,11 @@ def test_yogi_moves_by_the_square_in_the_direction_of_it():
     assert xs == pytest.approx([first, first - 0.1 / (sqrt(1.75) + 1)])
 
 
+def test_yogi_stays_where_the_square_is_already():
+    """v = 1 = Delta^2: the sign is 0."""
+    assert path("fedyogi:server_lr=0.1,tau=1,beta1=0.5", 1.0) == pytest.approx([-0.1 * 0.5 / 2])
+
+
 def test_the_second_moment_begins_at_the_square_of_tau():
     """Delta = 0.3, tau = 0.5, Adam: v = 0.99 * 0.25 + 0.01 * 0.09."""
     expected = -0.1 * 0.1 * 0.3 / (sqrt(0.99 * 0.25 + 0.01 * 0.09) + 0.5)
