@@ -76,4 +76,4 @@ def divide(dataset: Dataset, text: str, *, num_clients: int, seed: int) -> Parts
         if dataset.owners is None:
             raise ValueError(f"{dataset.name} does not say whose its samples are; take another partition")
         column = dataset.owners
-    return PARTITIONS[name](column.numpy(), num_clients, keys.generator(seed, "partition"), **knobs)
+    return PARTITIONS[name](column.cpu().numpy(), num_clients, keys.generator(seed, "partition"), **knobs)

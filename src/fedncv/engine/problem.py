@@ -61,7 +61,8 @@ class Problem(NamedTuple):
         counts_C = self.model.start_P.new_zeros(num_classes)
         if not labels.is_floating_point() and labels.dim() == 1:
             counts_C += torch.bincount(labels, minlength=num_classes)
-        return Client(u, counts_C.new_tensor(len(train)), counts_C)
+        num_samples = counts_C.new_tensor(len(train))
+        return Client(u, num_samples, num_samples.clamp(max=self.config.batch_size), counts_C)
 
     def ask(self, u: int, buffers_R: Tensor, round: int) -> Ask:
         """What client u may ask outside its steps."""

@@ -43,6 +43,7 @@ class Resident:
         self.train = Parts([part for problem in problems for part in problem.clients.train], self.device)
         self.test = Parts([part for problem in problems for part in problem.clients.test], self.device)
         self._counts = _label_counts(problems).to(self.device, self.dtype)
+        self._batch_size = problems[0].config.batch_size
         self._sizes = torch.from_numpy(self.train.sizes).to(self.device, self.dtype)
         self._x = self._scaled_inputs()
 
@@ -70,13 +71,14 @@ class Resident:
     def clients(self, rows: Ints) -> Client:
         """What these clients know of themselves, stacked."""
         row_K = torch.from_numpy(rows).to(self.device)
-        return Client(row_K % self.num_clients, self._sizes[row_K], self._counts[row_K])
+        sizes_K = self._sizes[row_K]
+        return Client(row_K % self.num_clients, sizes_K, sizes_K.clamp(max=self._batch_size), self._counts[row_K])
 
 
 def _label_counts(problems: Sequence[Problem]) -> Tensor:
     """(J N, C) training samples of each class; zeros where labels are not classes."""
     first = problems[0]
-    labels, num_classes = first.dataset.labels, first.dataset.num_classes
+    labels, num_classes = first.dataset.y, first.dataset.num_classes
     rows = len(problems) * first.federation.num_clients
     if labels.is_floating_point() or labels.dim() != 1:
         return torch.zeros(rows, num_classes)

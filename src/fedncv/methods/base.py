@@ -44,6 +44,7 @@ class Client(NamedTuple):
 
     id: int | Tensor
     num_samples: Tensor  # training samples it holds this round
+    full_batch: Tensor  # samples of each of its batches but the last, which may have fewer
     label_counts_C: Tensor
 
 

@@ -33,7 +33,7 @@ from fedncv import estimators
 from fedncv.estimators import Moments, WeightedSum
 from fedncv.methods.base import Ask, Batch, Federation, Method, Replies, ServerAsk, Work, for_all, weighted_sum
 from fedncv.methods.fedavg import fedavg
-from fedncv.methods.switches import label_prior
+from fedncv.methods.switches import even_samples, label_prior
 
 Rows = dict[int, Tensor]  # one row for every client seen
 
@@ -58,6 +58,8 @@ class Config:
     """Weight of the label prior, at least 0; 0 is off."""
     epsilon: float = 1.0
     """Samples of every class that a client is taken to have beside its own, above 0."""
+    even: bool = True
+    """Every sample of a client weighs the same: a smaller last batch makes a smaller step."""
     momentum: float = 0.5
     """Server momentum, from 0 to below 1; 0 is off."""
     personal: Literal["none", "head"] = "none"
@@ -190,6 +192,8 @@ def fedncv(config: Config = Config()) -> Method:
         shared=shared,
         reveals={"delta_Q": "the client's update of the shared slices", "total_step": "how many steps it made"},
     )
+    if config.even:
+        method = even_samples.with_even_samples(method)
     return label_prior.with_prior(method, label_prior.Config(tau=config.tau, epsilon=config.epsilon))
 
 
