@@ -5,7 +5,7 @@ READY := $(VENV)/.ready
 TESTED := $(VENV)/.ready-to-test
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup run test test-all lint clean
+.PHONY: setup run test test-all lint browser clean
 
 setup: $(READY)
 
@@ -30,10 +30,16 @@ lint: $(TESTED)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: lint
+browser:  # Debian's Chromium opens the report in the tests; without it those tests are skipped
+	@{ command -v chromium && command -v chromedriver; } >/dev/null 2>&1 || \
+	  { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && echo "installing Chromium for the tests (once)" && \
+	    apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium chromium-driver >/dev/null; } || \
+	  echo "no Chromium here, and it cannot be installed: the tests of the page in a browser are skipped"
+
+test: lint browser
 	$(BIN)/pytest -q -n 2 -m "not slow"
 
-test-all: lint
+test-all: lint browser
 	$(BIN)/pytest -q -n 2
 
 clean:

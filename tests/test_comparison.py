@@ -3,9 +3,10 @@
 import math
 
 import pytest
-from pytest import approx
 
 from fedncv.comparison import compare, holm, paired, ranks, reached, summary
+
+approx = pytest.approx
 
 
 def seeds(*values):

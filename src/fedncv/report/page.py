@@ -38,9 +38,8 @@ def page(results: Results, table: MainTable, claims: list[Claim], *, target: flo
     )
     config = results.protocol
     where = ", ".join(dict.fromkeys(names.dataset(column.data) for column in results.columns))
-    per = (
-        f"{config.rounds} rounds of {config.per_round} clients, {config.epochs} local epochs, batch {config.batch_size}"
-    )
+    drawn = "" if "per_round" in results.differing else f" of {config.per_round} clients"
+    per = f"{config.rounds} rounds{drawn}, {config.epochs} local epochs, batch {config.batch_size}"
     population = "" if "clients" in results.differing else f"{config.clients} clients, "
     facts = f"{where} · {population}{config.partition} · {per} · {config.model}"
     fill = {

@@ -1,0 +1,143 @@
+"""What a report is made from: only finished runs of one protocol, everything else named."""
+
+import os
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from made_up_runs import made_up_study, write_run, write_study
+
+import fedncv.report
+from fedncv.report.gather import command, gather, seconds
+from fedncv.report.table import main_table
+from fedncv.studies.study import FILE, Tuning
+
+
+@pytest.fixture
+def study():
+    return made_up_study()
+
+
+def config_of(study, folder):
+    return next(cell.config for cell in study.cells() if str(cell.folder) == folder)
+
+
+def test_a_whole_study_has_nothing_missing(study, tmp_path):
+    results = gather(write_study(tmp_path, study))
+    assert results.num_finished == results.num_planned == 9
+    assert results.missing == []
+    assert results.methods == list(study.methods)
+    assert [column.title for column in results.columns] == ["CIFAR-10"]
+    assert seconds(results.columns[0].runs["fedavg"][0]) == pytest.approx(21 * 0.25)
+
+
+def test_what_is_not_finished_is_named_and_never_averaged(study, tmp_path):
+    folder = "cifar10/fedavg-seed"
+    write_study(tmp_path, study, skip=(f"{folder}0", f"{folder}1"))
+    write_run(tmp_path / f"{folder}1", config_of(study, f"{folder}1"), 0.01, until=7)
+    results = gather(tmp_path)
+    assert {(m.seed, m.status) for m in results.missing} == {(0, "not begun"), (1, "unfinished")}
+    assert "round 7 of 20" in results.missing[0].reason
+    entry = main_table(results).entries["cifar10", "before", "fedavg"]
+    assert entry.missing == 2
+    assert entry.ours.num_seeds == 1
+    assert entry.ours.mean > 50  # the run that stands at round 7 would pull it down
+
+
+def test_a_failed_run_is_shown_with_its_reason(study, tmp_path):
+    write_study(tmp_path, study)
+    with (tmp_path / "cifar10/fedavg-seed2/metrics.jsonl").open("a") as file:
+        file.write('{"round": 21, "failed": "client 3 diverged in round 21"}\n')
+    (missing,) = gather(tmp_path).missing
+    assert missing[:4] == ("cifar10", "fedavg", 2, "failed")
+    assert "client 3 diverged in round 21" in missing.reason
+
+
+@pytest.mark.parametrize("cut", [1, 10, 400])
+def test_metrics_cut_in_the_last_line_are_an_unfinished_run(study, tmp_path, cut):
+    write_study(tmp_path, study)
+    path = tmp_path / "cifar10/fedavg-seed2/metrics.jsonl"
+    os.truncate(path, path.stat().st_size - cut)
+    (missing,) = gather(tmp_path).missing
+    assert missing[:4] == ("cifar10", "fedavg", 2, "unfinished")
+
+
+def test_metrics_damaged_in_the_middle_are_named_and_the_rest_is_shown(study, tmp_path):
+    write_study(tmp_path, study)
+    path = tmp_path / "cifar10/fedavg-seed2/metrics.jsonl"
+    path.write_bytes(path.read_bytes().replace(b'{"round": 5', b"garbage", 1))
+    results = gather(tmp_path)
+    (missing,) = results.missing
+    assert missing[:4] == ("cifar10", "fedavg", 2, "unreadable")
+    assert "line 6" in missing.reason
+    assert results.num_finished == 8
+
+
+def test_other_protocols_are_refused_with_the_fields(study, tmp_path):
+    write_study(tmp_path / "a", study)
+    other = config_of(study, "cifar10/fedavg-seed0")
+    write_run(tmp_path / "a/cifar10/longer", replace(other, seed=9, rounds=40, lr=0.5), 0.5)
+    with pytest.raises(ValueError, match=r"rounds \(20 in .*, 40 in longer\); lr .*--allow rounds lr"):
+        gather(tmp_path / "a")
+    assert gather(tmp_path / "a", allow=("rounds", "lr")).differing == ["rounds", "lr"]
+
+
+def test_what_does_not_change_a_result_may_differ(study, tmp_path):
+    write_study(tmp_path, study)
+    config = config_of(study, "cifar10/fedavg-seed0")
+    elsewhere = replace(config, device="cuda", data_dir="/elsewhere", checkpoint_every=3)
+    write_run(tmp_path / "cifar10/fedavg-seed0", elsewhere, 0.5)
+    assert gather(tmp_path).differing == []
+
+
+def test_tuned_learning_rates_may_differ(study, tmp_path):
+    rates = {"cifar10": {"fedavg": 0.03, "scaffold": 0.01, "fedncv": 0.1}}
+    tuned = replace(study, tuning=Tuning(), lr=rates)
+    write_study(tmp_path, tuned)
+    write_run(tmp_path / "tuning/cifar10/lr-0.03/fedavg-seed1000", tuned.cells()[0].config, 0.9)
+    results = gather(tmp_path)
+    assert results.differing == ["lr"]
+    assert results.num_finished == 9  # tuning runs are not results
+
+
+def test_the_number_of_clients_makes_columns_in_a_study_of_it_only(tmp_path):
+    write_study(tmp_path, made_up_study(clients=(20, 40)))
+    assert [column.title for column in gather(tmp_path).columns] == ["CIFAR-10, 20 clients", "CIFAR-10, 40 clients"]
+    (tmp_path / FILE).unlink()
+    with pytest.raises(ValueError, match=r"clients \(20 in"):
+        gather(tmp_path)
+
+
+def test_plain_runs_need_no_study(study, tmp_path):
+    write_study(tmp_path, study)
+    (tmp_path / FILE).unlink()
+    results = gather(tmp_path)
+    assert results.num_finished == 9
+    assert "fedncv run --data cifar10 --clients 20" in command(results)
+    assert "--seeds 0 1 2" in command(results)
+
+
+def test_the_same_run_twice_is_refused(study, tmp_path):
+    write_study(tmp_path, study)
+    shutil.copytree(tmp_path / "cifar10/fedavg-seed0", tmp_path / "cifar10/copy")
+    with pytest.raises(ValueError, match="repeats fedavg on cifar10 with seed 0"):
+        gather(tmp_path)
+
+
+def test_nothing_to_report_is_said_in_one_line(study, tmp_path):
+    with pytest.raises(ValueError, match="there is no folder"):
+        gather(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="holds no run"):
+        gather(tmp_path)
+    write_study(tmp_path, study, skip=[str(cell.folder) for cell in study.cells()])
+    with pytest.raises(ValueError, match=r"no finished run yet \(fedavg seed 0 not begun"):
+        gather(tmp_path)
+
+
+def test_the_report_imports_no_training_code():
+    allowed = {"fedncv.report", "fedncv.results", "fedncv.comparison", "fedncv.config", "fedncv.studies.study"}
+    for path in Path(fedncv.report.__file__).parent.glob("*.py"):
+        for name in re.findall(r"^\s*(?:from|import) (fedncv[\w.]*)", path.read_text(), flags=re.M):
+            assert any(name == each or name.startswith(each + ".") for each in allowed), f"{path.name}: {name}"

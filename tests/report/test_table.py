@@ -1,0 +1,183 @@
+"""The main table and its files, the verdict, and the numbers behind charts."""
+
+import csv
+import doctest
+import io
+import json
+
+import pytest
+from made_up_runs import made_up_study, write_study
+
+from fedncv.report import figures, names, paper, series
+from fedncv.report.gather import gather
+from fedncv.report.page import chart_data, page
+from fedncv.report.table import main_table, to_csv, to_latex, to_markdown
+from fedncv.report.verdict import AGREES, DIFFERS, OPEN, PARTLY, claims, headline
+from fedncv.report.write import write
+
+SEVEN = ("fedavg", "fedprox", "scaffold", "fedrep", "fedper", "pfedsim", "fedncv")
+HIGH = {"fedncv": 0.9, "fedper": 0.8}
+
+
+def gathered(tmp_path, *, level=None, **changes):
+    return gather(write_study(tmp_path, made_up_study(**changes), level=level))
+
+
+def test_the_paper_is_printed_as_it_stands():
+    assert paper.printed("cifar10", "fedncv", "after") == (55.79, 0.92)
+    assert paper.printed("emnist", "fedavg", "before") == (74.25, 5.01)
+    assert paper.printed("tiny_imagenet", "scaffold", "after") == (5.97, 1.79)
+    assert paper.printed("digits", "fedavg", "before") is None
+    assert paper.printed("cifar10", "moon", "before") is None
+    assert len(paper.table1()) == 4 * 8 * 2
+
+
+def test_best_second_and_first(tmp_path):
+    results = gathered(tmp_path, methods=SEVEN, level=lambda _, m: HIGH.get(m, 0.5))
+    table = main_table(results)
+    entry = table.entries["cifar10", "before", "fedncv"]
+    assert (entry.place, entry.first) == (1, True)
+    assert (table.entries["cifar10", "before", "fedper"].place) == 2
+    assert entry.ours.mean == pytest.approx(90, abs=3)
+    assert entry.paper.mean == 53.49
+    assert table.ranks["fedncv"] == 1
+    markdown, latex = to_markdown(table), to_latex(table)
+    assert f"**{entry.ours.mean:.2f} ± {entry.ours.deviation:.2f} *** [53.49]" in markdown
+    assert rf"\textbf{{{entry.ours.mean:.2f}}}({entry.ours.deviation:.2f})" in latex
+    assert latex.count(r"\underline") == 2
+    assert r"\multicolumn{2}{c}{CIFAR-10}" in latex
+
+
+def test_the_csv_holds_every_cell(tmp_path):
+    results = gathered(tmp_path, datasets=("cifar10", "emnist"))
+    rows = list(csv.DictReader(io.StringIO(to_csv(main_table(results), {"cifar10": {"fedavg": 0.03}}))))
+    assert len(rows) == 2 * 2 * 3
+    assert rows[0]["lr"] == "0.03"
+    by_hand = [run.last("before") for run in results.columns[0].runs["fedavg"]]
+    assert float(rows[0]["mean"]) == pytest.approx(100 * sum(by_hand) / 3, abs=1e-4)
+    assert (rows[0]["paper"], rows[0]["seeds"], rows[0]["missing_runs"]) == ("48.96", "3", "0")
+
+
+def test_the_claim_of_table_1_needs_every_interval(tmp_path):
+    def verdict(level, where):
+        results = gathered(tmp_path / where, methods=SEVEN, level=lambda _, m: level.get(m, 0.5))
+        return claims(results, main_table(results))[0].verdict
+
+    assert verdict({"fedncv": 0.9}, "ahead") == AGREES
+    assert verdict({"fedncv": 0.5, "fedper": 0.5}, "level") == DIFFERS
+    assert verdict({"fedncv": 0.4}, "behind") == DIFFERS
+
+
+def test_a_claim_without_all_its_rivals_agrees_in_part(tmp_path):
+    results = gathered(tmp_path, level=lambda _, m: HIGH.get(m, 0.5))
+    claim = claims(results, main_table(results))[0]
+    assert claim.verdict == PARTLY
+    assert "without FedProx, FedRep" in claim.why
+
+
+def test_a_claim_about_a_method_that_was_not_run_is_open(tmp_path):
+    results = gathered(tmp_path, methods=("fedavg", "scaffold"))
+    found = claims(results, main_table(results))
+    assert found[0].verdict == OPEN
+    assert "1 run" not in headline(results, main_table(results), found)
+
+
+def test_a_column_below_the_label_prior_is_called_impossible(tmp_path):
+    """The made-up prior is 55 %, above every value that the paper prints for CIFAR-100."""
+    results = gathered(tmp_path, datasets=("cifar100",))
+    numbers = claims(results, main_table(results))[1]
+    assert numbers.verdict == DIFFERS
+    assert "majority class reaches without learning" in numbers.why
+
+
+def test_the_claims_of_the_figures(tmp_path):
+    def loses(column, method):
+        return 0.9 - (0.0005 if method == "fedncv" else 0.004) * int(column.split("-")[-1])
+
+    results = gathered(tmp_path / "2", methods=("fedncv", "fedper"), clients=(20, 60), level=loses)
+    (claim,) = claims(results, main_table(results))
+    assert claim.verdict == AGREES
+    assert "these runs CIFAR-10" in claim.why
+    results = gathered(tmp_path / "3", datasets=("mnist",), methods=SEVEN, level=lambda _, m: HIGH.get(m, 0.5))
+    (claim,) = claims(results, main_table(results))
+    assert claim.verdict == AGREES
+    assert claim.measured.startswith("1st of 7")
+
+
+def test_where_the_paper_says_nothing_neither_do_we(tmp_path):
+    results = gathered(tmp_path, datasets=("digits",))
+    table = main_table(results)
+    assert claims(results, table) == []
+    assert headline(results, table, []).startswith("The paper makes no claim about Digits.")
+
+
+def test_curves_are_means_over_seeds_where_all_have_the_metric(tmp_path):
+    results = gathered(tmp_path)
+    (column,) = results.columns
+    points = series.curves(column)["before"]["fedavg"]
+    assert [p.round for p in points] == list(range(0, 21, 2))
+    assert points[-1].samples == 500 * 20
+    assert points[-1].bytes == 80_000 * 20
+    by_hand = [run.rows[4]["before"] for run in column.runs["fedavg"]]
+    assert points[2].mean == pytest.approx(sum(by_hand) / 3)
+    assert points[2].low < points[2].mean < points[2].high
+    assert [p.round for p in series.curves(column)["after"]["fedavg"]] == [20]
+    assert "variance_clients" not in series.curves(column)
+
+
+def test_variance_has_a_section_when_it_was_measured(tmp_path):
+    study = made_up_study()
+    plain, measured = (
+        chart_data(gather(write_study(tmp_path / str(v), study, variance=v))) for v in (False, True)
+    )  # fmt: skip
+    assert plain["variance"] == []
+    assert set(measured["variance"][0]["metrics"]) == {"variance_clients", "variance_drift"}
+    assert "variance_clients" not in measured["curves"][0]["metrics"]
+
+
+def test_work_says_how_many_seeds_reached_the_target(tmp_path):
+    results = gathered(tmp_path, level=lambda _, m: HIGH.get(m, 0.5))
+    spent = series.work(results.columns[0], 0.7)
+    assert (spent["fedavg"].reached, spent["fedavg"].rounds_to) == (0, None)
+    assert spent["fedncv"].reached == spent["fedncv"].seeds == 3
+    assert spent["fedncv"].samples_to == 500 * spent["fedncv"].rounds_to
+    assert 0.55 < series.default_target(results.columns[0]) < 0.9
+
+
+def test_figures_page_and_csv_hold_the_same_numbers(tmp_path):
+    results = gathered(tmp_path)
+    rows = list(csv.DictReader(io.StringIO(series.curves_csv(results))))
+    drawn = {line.get_gid(): line.get_xydata() for line in figures.curves(results).axes[0].lines if line.get_gid()}
+    charted = chart_data(results)["curves"][0]["metrics"]["before"]
+    for method in results.methods:
+        mine = [row for row in rows if (row["metric"], row["method"]) == ("before", method)]
+        expected = [(float(row["round"]), float(row["mean"])) for row in mine]
+        assert [(p[0], p[3]) for p in charted[method]] == expected
+        assert [(x, y / 100) for x, y in drawn[method]] == [pytest.approx(pair, rel=1e-5) for pair in expected]
+
+
+def test_equal_results_give_equal_files(tmp_path):
+    write_study(tmp_path, made_up_study(seeds=(0, 1)))
+    first = {path: path.read_bytes() for path in write(tmp_path)}
+    assert {path.name for path in first} == {
+        "report.html", "table.csv", "table.md", "table.tex", "curves.csv", "clients.csv", "work.csv",
+        "curves.png", "curves.svg", "clients.png", "clients.svg",
+    }  # fmt: skip
+    assert {path: path.read_bytes() for path in write(tmp_path)} == first
+
+
+def test_the_page_stands_alone_and_no_text_breaks_out_of_it(tmp_path):
+    evil = "</script><script>alert(1)</script>"
+    results = gathered(tmp_path, title=evil)
+    table = main_table(results)
+    text = page(results, table, claims(results, table))
+    assert evil not in text
+    assert "@@" not in text
+    for outside in ("http://", "https://", 'src="/', "@import"):
+        assert outside not in text.replace("http://www.w3.org/2000/svg", "")
+    block = text.split('id="data">')[1].split("</script>")[0]
+    assert json.loads(block)["ours"] == "fedncv"
+
+
+def test_examples():
+    assert doctest.testmod(names).failed == 0
