@@ -73,6 +73,17 @@ def test_the_running_sum_is_the_sum():
     assert server.total_P.dtype == torch.float64
 
 
+def test_the_running_sum_is_exact_in_float32_too():
+    """1 - 2^-30 is no float32. What was added is what is taken away."""
+    method = find_method("fedvarp")
+    server = method.init(torch.zeros(1), federation((1,)))
+    server = answer(method, server, {0: (torch.tensor([2.0**-30]),)}, sizes=(1,))
+    server = answer(method, server, {0: (torch.ones(1),)}, sizes=(1,))
+    assert torch.equal(server.total_P, vector(1.0))
+    server = answer(method, server, {0: (torch.zeros(1),)}, sizes=(1,))
+    assert torch.equal(server.total_P, vector(0.0))
+
+
 def test_a_server_step_of_zero_is_refused():
     with pytest.raises(ValueError, match="server_lr must be above 0, not 0"):
         find_method("fedvarp:server_lr=0")

@@ -80,6 +80,22 @@ def test_the_contrast_is_a_mean_over_the_samples_that_count():
     assert_close(direction(one, one, other, weights=(1, 1, 0)), direction(one, weights=(1,)))
 
 
+def test_without_contrast_it_is_the_gradient_of_the_loss():
+    problem = tiny("moon:mu=0")
+    index = torch.from_numpy(problem.clients.train[0])
+    batch = Batch(problem.dataset.x[index], problem.dataset.y[index], torch.arange(len(index)).double(), 0)
+    x_P = problem.model.start_P
+    g_P, _ = problem.method.direction(problem.ask(0, problem.model.start_R, 0), x_P, batch, Down(x_P), x_P, ())
+    assert torch.equal(g_P, problem.ask(0, problem.model.start_R, 0).grad(x_P, batch))
+
+
+def test_what_is_sent_is_the_update():
+    problem = tiny("moon")
+    (arrival,) = arrivals(problem, start(problem), everyone(1).ids)
+    trained = train_client(problem, 0, arrival)
+    assert torch.equal(trained.up.delta_P, arrival.down.x_P - trained.y_P)
+
+
 def test_every_client_keeps_its_own_last_model_whatever_the_order_of_replies():
     problem = tiny("moon")
     state = start(problem)

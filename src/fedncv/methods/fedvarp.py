@@ -56,7 +56,7 @@ def remembered(server: Server, replies: Replies) -> Tensor:
 def remember(server: Server, replies: Replies) -> Server:
     """h_u <- Delta_u for the clients that answered."""
     delta_SP = replies.ups.delta_P
-    change_SP = delta_SP.double() - remembered(server, replies).double()
+    change_SP = delta_SP.double() - remembered(server, replies)
     return server._replace(
         h_NP=server.h_NP.index_copy(0, replies.ids_S, delta_SP),
         total_P=server.total_P + weighted_sum(replies.sizes_S, change_SP),
