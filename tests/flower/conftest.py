@@ -29,11 +29,11 @@ CONFIG = RunConfig(
 )
 
 
-def sequential(config, *, absent=None):
-    """The state of the sequential engine at the end; ``absent`` maps a round to the clients not counted in it."""
+def sequential(config, *, absent=None, rounds=None):
+    """The state of the sequential engine after ``rounds``; ``absent``: round -> the clients not counted in it."""
     problem = build(config)
     state = start(problem)
-    for t in range(config.rounds):
+    for t in range(config.rounds if rounds is None else rounds):
         drawn = draw(problem, t)
         missing = (absent or {}).get(t + 1, [])
         answers = [u not in missing for u in drawn.ids.tolist()]
@@ -73,6 +73,7 @@ class Tools:
     sequential = staticmethod(sequential)
     same = staticmethod(same)
     compare = staticmethod(compare)
+    changed = staticmethod(replace)
 
 
 # ---- a grid in this process -----------------------------------------------------------------------------
@@ -121,13 +122,13 @@ class HandMade:
 @pytest.fixture
 def by_hand(tmp_path, monkeypatch):
     """config, spoil, rules -> (state of the server, grid), without processes."""
+    from flwr.supercore.task_identity import TaskIdentity
+
     from fedncv import store
     from fedncv.config import write_toml
     from fedncv.flower import folder as folders
     from fedncv.flower import server
     from fedncv.flower.rules import Rules
-
-    from flwr.supercore.task_identity import TaskIdentity
 
     monkeypatch.setattr(TaskIdentity, "_run_id", 1)  # as in a process that Flower has started
     monkeypatch.setattr(TaskIdentity, "_task_id", 1)
@@ -176,6 +177,29 @@ class Live:
         coordinator.follow(self.folder, name, seconds=seconds, **options)
         return self.state(name)
 
+    def submit(self, name):
+        from fedncv.flower import coordinator
+
+        return coordinator.submit(self.folder, name)
+
+    def rounds(self, name):
+        return max((line["round"] for line in self.rows(name)), default=-1)
+
+    def training(self, name, *, client, round):
+        """Whether the client is at work on that round: it holds its lock, and has not written what it keeps."""
+        import fcntl
+
+        places = list((self.folder / "clients" / str(client) / "runs").glob(f"{name}-*"))
+        if self.rounds(name) != round - 1 or not places or not (places[0] / "lock").exists():
+            return False
+        (place,) = places
+        with (place / "lock").open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return False
+            except BlockingIOError:
+                return not (place / f"round-{round:06d}.safetensors").exists()
+
     def state(self, name):
         from fedncv.flower.folder import read_form
         from fedncv.flower.halves import server_problem
@@ -186,6 +210,23 @@ class Live:
         run = self.folder / "server" / "runs" / name
         sizes = list(_read_joined(run).sizes.values())
         return read_state(run, server_problem(read_config(run), read_form(self.folder / "server"), sizes))
+
+    def kept(self, name):
+        """Client -> what it keeps on its disk after the round that the server counted last."""
+        import tomllib
+
+        from fedncv.flower.client import client_of
+        from fedncv.flower.own import Own
+        from fedncv.flower.server import last_counted
+
+        app = tomllib.loads((self.folder / "server" / "apps" / name / "pyproject.toml").read_text())
+        run = app["tool"]["flwr"]["app"]["config"]
+        kept = {}
+        for u, counted in last_counted(self.rows(name)).items():
+            client = client_of(run["study"], run["run"], u, self.folder / "clients" / str(u))
+            own = Own(client.folder / "runs", client.run)
+            kept[u] = own.begin(client.problem, u, round=counted + 1, counted=counted)
+        return dict(sorted(kept.items()))
 
     def rows(self, name):
         from fedncv.results import read_rows

@@ -1,16 +1,321 @@
 """The translation without processes: every method's numbers, every fault, and what crosses."""
 
+import contextlib
+import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
+from fedncv.engine.problem import build
+from fedncv.flower import server
+from fedncv.flower.rules import Rules
+from fedncv.flower.wire import ARRAYS, ASK, STYPE
 from fedncv.methods import METHODS, find_method
+from fedncv.results import read_rows
 
 ROUNDS = 3
 
 
+@pytest.fixture
+def config(tools):
+    return replace(tools.config, clients=3, per_round=2, rounds=ROUNDS, epochs=1)
+
+
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_has_the_sequential_engine_s_bits(method, by_hand, tools):
-    config = replace(tools.config, method=method, clients=3, per_round=2, rounds=ROUNDS)
+def test_every_method_has_the_sequential_engine_s_bits(method, by_hand, tools, config):
+    config = replace(config, method=method)
     state, _ = by_hand(config)
     assert tools.compare(state, tools.sequential(config)) == "equal"
+
+
+@pytest.mark.parametrize("buffers", ["averaged", "personal"])
+def test_running_statistics_travel_only_where_they_are_shared(buffers, by_hand, tools, config):
+    config = replace(config, model="lenet5", buffers=buffers, rounds=2, test_share=0.5)
+    state, grid = by_hand(config)
+    assert tools.compare(state, tools.sequential(config)) == "equal"
+    crossed = {name for _, message, _ in grid.sent for name in message.content.get(ARRAYS, {})}
+    assert ("buffers_R" in crossed) == (buffers == "averaged")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_nothing_crosses_but_what_the_method_declares(method, by_hand, config):
+    """Requests: the method's down, round and counted. Replies: the declared fields of up. A count, once a run."""
+    config = replace(config, method=method, rounds=2)
+    _, grid = by_hand(config)
+    declared = {f"up.{name}" for name in find_method(method).reveals}
+    counts = [reply for _, message, reply in grid.sent if message.metadata.message_type == "query"]
+    assert len(counts) == config.clients
+    assert all(dict(reply.content[ASK]).keys() == {"samples"} for reply in counts)
+    for _, message, reply in grid.sent:
+        if message.metadata.message_type == "query":
+            assert list(message.content) == []
+            assert list(reply.content) == [ASK]
+            continue
+        assert sorted(message.content) == [ARRAYS, ASK]
+        assert message.content[ASK].keys() == {"round", "counted"}
+        assert list(reply.content) == [ARRAYS]
+        assert reply.content[ARRAYS].keys() - {"buffers_R"} == declared
+        assert all(array.stype == STYPE for array in reply.content[ARRAYS].values())
+
+
+def test_a_client_reads_its_own_folder_and_no_other(by_hand, config):
+    """The others' folders are gone, and what it trains on is what the partition gave it."""
+    from fedncv.flower.samples import read
+
+    by_hand(replace(config, rounds=0))
+    problem = build(config)
+    for u in range(3):
+        mine = read(by_hand.folder / "clients" / str(u) / "data")
+        index = torch.from_numpy(problem.clients.train[u])
+        assert torch.equal(mine.dataset.x[torch.from_numpy(mine.train)], problem.dataset.x[index])
+        assert len(mine.dataset.x) == len(problem.clients.train[u]) + len(problem.clients.test[u])
+
+
+# ---- faults -----------------------------------------------------------------------------------------------
+
+
+def spoiler(change, *, client, round):
+    """Client ``client`` misbehaves in one round."""
+
+    def spoil(u, group, message, reply):
+        if (u, group) != (client, str(round)) or reply.has_error():
+            return [reply]
+        return change(message, reply)
+
+    return spoil
+
+
+def arrays_with(reply, **changed):
+    record = dict(reply.content[ARRAYS].items())
+    for path, array in changed.items():
+        record[path.replace("__", ".")] = array
+    return record
+
+
+def replied(message, record, **more):
+    return Message(RecordDict({ARRAYS: ArrayRecord(record), **more}), reply_to=message)
+
+
+def raw(values):
+    values = np.asarray(values, dtype=np.float32)
+    return Array("float32", values.shape, STYPE, values.tobytes())
+
+
+def delta(reply):
+    return np.frombuffer(reply.content[ARRAYS]["up.delta_P"].data, dtype=np.float32)
+
+
+def nan(message, reply):
+    return [replied(message, arrays_with(reply, up__delta_P=raw(np.full_like(delta(reply), np.nan))))]
+
+
+def wrong_shape(message, reply):
+    return [replied(message, arrays_with(reply, up__delta_P=raw(delta(reply)[:-1])))]
+
+
+def wrong_type(message, reply):
+    values = delta(reply).astype(np.float64)
+    array = Array("float64", values.shape, STYPE, values.tobytes())
+    return [replied(message, arrays_with(reply, up__delta_P=array))]
+
+
+def false_size(message, reply):
+    array = Array("float32", delta(reply).shape, STYPE, delta(reply).tobytes() * 3)
+    return [replied(message, arrays_with(reply, up__delta_P=array))]
+
+
+def numpy_file(message, reply):
+    return [replied(message, arrays_with(reply, up__delta_P=Array(delta(reply).copy())))]
+
+
+def undeclared(message, reply):
+    return [replied(message, arrays_with(reply, up__secret=raw([1.0])))]
+
+
+def missing(message, reply):
+    return [replied(message, {"up.delta_P": reply.content[ARRAYS]["up.delta_P"]})]
+
+
+def one_record_too_many(message, reply):
+    return [replied(message, arrays_with(reply), count=ConfigRecord({"samples": 10**6}))]
+
+
+WRONG = [nan, wrong_shape, wrong_type, false_size, numpy_file, undeclared, missing, one_record_too_many]
+
+
+@pytest.mark.parametrize("change", WRONG, ids=lambda change: change.__name__)
+def test_a_wrong_reply_is_left_out_and_the_client_takes_its_round_back(change, by_hand, tools, config):
+    """The run equals one in which that client never answered that round: no control variate drifts apart."""
+    config = replace(config, per_round=3)
+    state, _ = by_hand(config, spoil=spoiler(change, client=1, round=2))
+    assert tools.compare(state, tools.sequential(config, absent={2: [1]})) == "equal"
+    line = read_rows(by_hand.folder / "server" / "runs" / "run")[2]
+    assert line["counted"] == [0, 2]
+    assert list(line["refused"]) == ["1"]
+
+
+def test_an_answer_that_comes_twice_counts_once(by_hand, tools, config):
+    config = replace(config, per_round=3)
+    state, _ = by_hand(config, spoil=lambda _u, _group, _message, reply: [reply, reply])
+    assert tools.compare(state, tools.sequential(config)) == "equal"
+
+
+def test_a_late_answer_is_not_counted_in_any_round(by_hand, tools, config):
+    """It comes when the next round is under way; the client was told, and began from its last counted round."""
+    config = replace(config, per_round=3)
+    late = []
+
+    def spoil(u, group, _message, reply):
+        if (u, group) == (1, "2"):
+            late.append(reply)
+            return []
+        return [reply, *(late if group == "3" else [])]
+
+    rules = Rules(round_seconds=1.5, join_seconds=20.0, attempts=1)
+    state, _ = by_hand(config, spoil=spoil, rules=rules)
+    assert late
+    assert tools.compare(state, tools.sequential(config, absent={2: [1]})) == "equal"
+
+
+def test_a_client_that_fails_is_asked_again(by_hand, tools, config):
+    config = replace(config, per_round=3)
+    failed = []
+
+    def spoil(u, group, message, reply):
+        from flwr.app import Error
+
+        if u == 1 and group == "2" and not failed:
+            failed.append(reply)
+            return [Message(Error(0, "out of memory"), reply_to=message)]
+        return [reply]
+
+    state, _ = by_hand(config, spoil=spoil)
+    assert failed
+    assert tools.compare(state, tools.sequential(config)) == "equal"
+
+
+def test_a_client_with_a_full_disk_is_absent_until_there_is_room(by_hand, tools, config):
+    """ENOSPC from the kernel: the file it writes what it keeps to is /dev/full during round 2."""
+    config = replace(config, per_round=3)
+    full = []
+
+    def fill(group):
+        folder = by_hand.folder / "clients" / "1" / "runs" / "run"
+        name = folder / "round-000002.safetensors.new"
+        if group == "1":
+            name.symlink_to("/dev/full")
+            full.append(name)
+
+    def spoil(u, group, _message, reply):
+        if u == 1 and group == "2" and reply.has_error():
+            assert "No space left" in reply.error.reason
+        if u == 2 and group == "1":
+            fill(group)
+        if u == 2 and group == "3":
+            full[0].unlink(missing_ok=True)
+        return [reply]
+
+    state, _ = by_hand(config, spoil=spoil)
+    reference = tools.sequential(config, absent={2: [1]})
+    assert tools.compare(state, reference) == "equal"
+    assert read_rows(by_hand.folder / "server" / "runs" / "run")[2]["absent"] == [1]
+
+
+@pytest.mark.parametrize("count", [0, 10**9, -5])
+def test_a_sample_count_outside_the_rules_bars_the_client(count, by_hand, tools, config):
+    def spoil(u, group, message, reply):
+        if group == "joining" and u == 1:
+            return [Message(RecordDict({ASK: ConfigRecord({"samples": count})}), reply_to=message)]
+        return [reply]
+
+    state, grid = by_hand(replace(config, per_round=3), spoil=spoil)
+    assert state.round == ROUNDS
+    assert read_rows(by_hand.folder / "server" / "runs" / "run")[0]["barred"].keys() == {"1"}
+    assert [u for u, message, _ in grid.sent if message.metadata.message_type == "train" and u == 1] == []
+
+
+def test_norms_reject_or_clip_and_are_counted(by_hand, config):
+    config = replace(config, per_round=3, rounds=1, method="fedavg")
+    _, grid = by_hand(config, name="free")
+    norms = [np.linalg.norm(delta(r).astype(np.float64)) for _, m, r in grid.sent if m.metadata.message_type == "train"]
+    limit = float(np.sort(norms)[1]) * 1.0001  # one of three is outside
+    outside = int(np.argmax(norms))
+    for action, key in (("reject", "refused"), ("clip", "clipped")):
+        rules = Rules(round_seconds=20.0, join_seconds=20.0, norms={"delta_P": limit}, outside=action)
+        by_hand(config, rules=rules, name=action)
+        line = read_rows(by_hand.folder / "server" / "runs" / action)[1]
+        assert list(line[key]) == [str(outside)]
+        assert line["replies"] == (2 if action == "reject" else 3)
+
+
+# ---- durability -------------------------------------------------------------------------------------------
+
+
+class ServerDied(BaseException):
+    pass
+
+
+def points_of(by_hand, config, monkeypatch):
+    visited = []
+    monkeypatch.setattr("fedncv.store.write_point", visited.append)
+    by_hand(config, name="watched")
+    return visited
+
+
+def test_a_server_that_dies_at_any_write_goes_on_as_if_it_had_not(by_hand, tools, config, monkeypatch):
+    """Every point at which the server or a client writes is the last one once."""
+    config = replace(config, per_round=3, rounds=2, model="mlp")
+    reference = tools.sequential(config)
+    names = [p for p in dict.fromkeys(points_of(by_hand, config, monkeypatch)) if not p.startswith(("own", "config"))]
+    for number, name in enumerate(names):
+        visits = 0
+
+        def die(point, name=name):
+            nonlocal visits
+            visits += point == name
+            if point == name and visits == 2:
+                raise ServerDied(point)
+
+        monkeypatch.setattr("fedncv.store.write_point", die)
+        with contextlib.suppress(ServerDied):
+            by_hand(config, name=f"run{number}")
+        monkeypatch.setattr("fedncv.store.write_point", lambda _point: None)
+        state, _ = by_hand(config, name=f"run{number}")
+        assert tools.compare(state, reference) == "equal", name
+
+
+def test_a_server_set_back_further_than_its_clients_is_stopped_and_no_client_begins_anew(by_hand, config):
+    """An old copy of the server's disk asks for round 2 again, when clients have been asked for round 3."""
+    config = replace(config, per_round=3)
+    run = by_hand.folder / "server" / "runs" / "run"
+    saved = {}
+
+    def spoil(u, group, _message, reply):
+        if group == "2" and u == 0:
+            saved.update({p.name: p.read_bytes() for p in run.iterdir()})
+        if group == "3" and not saved.get("again"):
+            raise ServerDied
+        return [reply]
+
+    with pytest.raises(ServerDied):
+        by_hand(config, spoil=spoil)
+    for name in ("metrics.jsonl", "state.safetensors"):
+        (run / name).write_bytes(saved[name])
+    with pytest.raises(server.StoppedError, match="min_replies"):
+        by_hand(config, rules=Rules(round_seconds=1.0, join_seconds=1.0, attempts=1, min_replies=3))
+
+
+def test_joined_counts_are_asked_once_even_over_a_restart(by_hand, config):
+    with pytest.raises(ServerDied):
+        by_hand(config, spoil=lambda _u, group, _m, reply: [reply] if group != "2" else _raise())
+    _, grid = by_hand(config)
+    assert all(message.metadata.message_type == "train" for _, message, _ in grid.sent)
+    said = json.loads((by_hand.folder / "server" / "runs" / "run" / "joined.json").read_text())
+    assert said["barred"] == {}
+
+
+def _raise():
+    raise ServerDied

@@ -91,9 +91,13 @@ def follow(
     *,
     seconds: float,
     restarts: int = 3,
+    submitted: int | None = None,
     on_round: Callable[[int], None] | None = None,
 ) -> Run:
-    """Begin or go on with a run until its last round is on the disk; begin it again if it stops before."""
+    """Begin or go on with a run until its last round is on the disk; begin it again if it stops before.
+
+    ``submitted`` is Flower's number of a run that is under way.
+    """
     run_folder = folder / "server" / "runs" / name
     if not is_run(run_folder):
         raise ValueError(f"there is no run {name!r} in {run_folder.parent}; `fedncv federation run` begins one")
@@ -103,7 +107,8 @@ def follow(
         run = read_run(run_folder)
         if run.status == "finished":
             return run
-        number = submit(folder, name)
+        number = submit(folder, name) if submitted is None else submitted
+        submitted = None
         looked = time.monotonic()
         while time.monotonic() < deadline:
             time.sleep(LOOK_SECONDS if seconds > 10 * LOOK_SECONDS else 0.2)

@@ -43,6 +43,8 @@ def check(config: RunConfig) -> None:
             raise ValueError(
                 f"{name} is {getattr(config, name)}: real clients fail by themselves; leave it at {value:g}"
             )
+    if config.stream:
+        raise ValueError(f"stream is {config.stream!r}: clients say once how many samples they hold; leave it empty")
     if config.sampling == "available":
         raise ValueError("sampling is available: who is reachable shows by itself; use uniform or weighted")
     if config.device != "cpu":
@@ -52,7 +54,7 @@ def check(config: RunConfig) -> None:
 def server_problem(config: RunConfig, form: Form, sizes: list[int]) -> Problem:
     """The problem of a server that knows how many samples each client trains on, and none of them."""
     none = np.array([], dtype=np.int64)
-    clients = Clients([np.arange(size) for size in sizes], [none] * len(sizes))
+    clients = Clients([np.zeros(size, dtype=np.int64) for size in sizes], [none] * len(sizes))
     return build(config, data=form.placeholder(2), clients=clients)
 
 

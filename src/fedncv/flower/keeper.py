@@ -8,6 +8,7 @@ up; a server that was restarted on its database knows its nodes again. Somebody 
 Imports nothing but the standard library, so that it starts at once and stays small.
 """
 
+import os
 import signal
 import subprocess
 import sys
@@ -40,11 +41,21 @@ def keep(command: list[str], environment: dict[str, str] | None = None) -> int:
                 child.kill()
                 child.wait()
             break
+        _end_helpers()
         print(f"fedncv: {command[0]} ended ({child.returncode}); starting it again", file=sys.stderr, flush=True)
         until = time.monotonic() + RESTART_SECONDS
         while not stopping and time.monotonic() < until:
             time.sleep(0.1)
     return 0
+
+
+def _end_helpers() -> None:
+    """End what the command has started and left behind; it would get in the way of the next one."""
+    if os.getpgrp() != os.getpid():
+        return  # the group has members that are not ours
+    mine = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.killpg(0, signal.SIGTERM)
+    signal.signal(signal.SIGTERM, mine)
 
 
 if __name__ == "__main__":

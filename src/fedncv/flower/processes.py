@@ -134,17 +134,21 @@ def start(folder: Path, name: str) -> int:
     environment = server_environment(place) if name == "server" else client_environment(place)
     logs = folder / "logs"
     logs.mkdir(exist_ok=True)
-    with (logs / f"{name}.log").open("ab") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-P", KEEPER, *command],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    (logs / f"{name}.pid").write_text(json.dumps({"pid": process.pid, "began": _began(process.pid)}))
-    return process.pid
+    arguments = [sys.executable, "-P", KEEPER, *command]
+    append = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    pid = os.posix_spawn(  # not a Popen: it is to outlive this process
+        sys.executable,
+        arguments,
+        environment,
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, str(logs / f"{name}.log"), append, 0o644),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+        ],
+        setsid=True,
+    )
+    (logs / f"{name}.pid").write_text(json.dumps({"pid": pid, "began": _began(pid)}))
+    return pid
 
 
 def names(folder: Path) -> list[str]:
@@ -189,10 +193,13 @@ def up(folder: Path, *, seconds: float = 180.0) -> list[int]:
 
 def down(folder: Path) -> list[str]:
     """End everything that was started here, clients first; what was running."""
-    running = [name for name in reversed(names(folder)) if group(folder, name) is not None]
+    running = {name: pid for name in reversed(names(folder)) if (pid := group(folder, name)) is not None}
+    for name, pid in running.items():
+        if name != "server":  # clients say goodbye to it
+            _signal(os.kill, pid, signal.SIGTERM)
     for name in running:
         end(folder, name)
-    return running
+    return list(running)
 
 
 def end(folder: Path, name: str, *, how: signal.Signals = signal.SIGTERM) -> None:

@@ -1,0 +1,25 @@
+"""Five clients, three of them a round, over real processes: the sequential engine's bits for four methods."""
+
+import pytest
+
+from fedncv.methods import METHODS
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def federation(live):
+    return live(5, partition="dirichlet:alpha=0.5")
+
+
+@pytest.mark.parametrize(
+    "method",
+    [m for m in ("fedavg", "scaffold", "fedper", "fedncv", "fedncv:memory=client") if m.split(":")[0] in METHODS],
+)
+def test_five_clients_have_the_sequential_engine_s_bits(method, federation, tools):
+    name = f"five-{method}"
+    changes = {"method": method, "per_round": 3, "rounds": 3}
+    state = federation.run(name, seconds=400.0, **changes)
+    reference = tools.sequential(tools.changed(federation.config, **changes))
+    assert tools.compare(state, reference) == "equal"
+    assert tools.same(federation.kept(name), reference.kept) == "equal"

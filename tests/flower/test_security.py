@@ -1,0 +1,99 @@
+"""Who is not let in, between real processes."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+
+import pytest
+
+from fedncv.flower import certificates, processes
+from fedncv.flower import folder as folders
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def federation(live):
+    return live(2)
+
+
+@pytest.fixture
+def stranger(federation, tmp_path):
+    """A third client's part, made by somebody who knows the address and the certificate."""
+    place = tmp_path / "stranger"
+    place.mkdir()
+    (place / "ca.crt").write_bytes((federation.folder / "authority" / "ca.crt").read_bytes())
+    certificates.write_node(place)
+    settings = folders.read_client_settings(federation.folder / "clients" / "0")
+    folders.write_client_settings(place, settings._replace(client=2, port=folders.free_ports(1)[0]))
+    return place
+
+
+def join(command, place, *, seconds=90):
+    """What a SuperNode says on trying to join, and its exit code; one that is let in does not end."""
+    with (place / "said.txt").open("w") as file:
+        process = subprocess.Popen(
+            [*command, "--max-retries", "2"],
+            env=folders.client_environment(place),
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        code = process.wait(seconds)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # its helper outlives it
+        process.wait()
+    return code, (place / "said.txt").read_text()
+
+
+def test_an_unregistered_key_is_refused(federation, stranger):
+    code, said = join(folders.supernode_command(stranger), stranger)
+    assert code != 0
+    assert "SuperNode ID" not in said
+    assert processes.online(federation.folder / "server") == [0, 1]
+
+
+def test_a_server_with_another_authority_s_certificate_is_refused(stranger, tmp_path):
+    (stranger / "ca.crt").unlink()
+    certificates.write_authority(tmp_path)
+    (stranger / "ca.crt").write_bytes((tmp_path / "ca.crt").read_bytes())
+    code, said = join(folders.supernode_command(stranger), stranger)
+    assert code != 0
+    assert "CERTIFICATE_VERIFY_FAILED" in said or "certificate verify failed" in said
+
+
+def test_a_connection_without_tls_is_refused(federation, stranger):
+    command = folders.supernode_command(stranger)
+    at = command.index("--root-certificates")
+    plain = [*command[:at], *command[at + 2 :], "--insecure"]
+    at = plain.index("--auth-supernode-private-key")
+    code, said = join([*plain[:at], *plain[at + 2 :]], stranger)
+    assert code != 0
+    assert "SuperNode ID" not in said
+
+
+def test_a_key_of_a_client_that_is_connected_cannot_be_used_a_second_time(federation, stranger):
+    (stranger / "node.key").unlink()
+    (stranger / "node.key").write_bytes((federation.folder / "clients" / "0" / "node.key").read_bytes())
+    (stranger / "node.key").chmod(0o600)
+    code, said = join(folders.supernode_command(stranger), stranger)
+    assert code != 0
+    assert "SuperNode ID" not in said
+
+
+def test_secrets_can_be_read_by_their_owner_only(federation):
+    secrets = [*federation.folder.rglob("*.key")]
+    assert len(secrets) == 4
+    assert all(path.stat().st_mode & 0o077 == 0 for path in secrets)
+
+
+def test_the_server_s_part_holds_no_sample_and_a_client_s_part_nobody_else_s_key(federation):
+    server = {path.name for path in (federation.folder / "server").rglob("*") if path.is_file()}
+    assert not any("samples" in name or name == "node.key" for name in server)
+    assert json.loads((federation.folder / "server" / "nodes.json").read_text()).keys() == {"0", "1"}
+    for u in range(2):
+        assert len([*(federation.folder / "clients" / str(u)).rglob("node.key")]) == 1
