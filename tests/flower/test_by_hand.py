@@ -25,26 +25,11 @@ def config(tools):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_has_the_sequential_engine_s_bits(method, by_hand, tools, config):
+def test_every_method_has_the_sequential_engine_s_bits_and_sends_only_what_it_declares(method, by_hand, tools, config):
+    """Requests: the method's down, round and counted. Replies: the declared fields of up. A count, once a run."""
     config = replace(config, method=method)
-    state, _ = by_hand(config)
-    assert tools.compare(state, tools.sequential(config)) == "equal"
-
-
-@pytest.mark.parametrize("buffers", ["averaged", "personal"])
-def test_running_statistics_travel_only_where_they_are_shared(buffers, by_hand, tools, config):
-    config = replace(config, model="lenet5", buffers=buffers, rounds=2, test_share=0.5)
     state, grid = by_hand(config)
     assert tools.compare(state, tools.sequential(config)) == "equal"
-    crossed = {name for _, message, _ in grid.sent for name in message.content.get(ARRAYS, {})}
-    assert ("buffers_R" in crossed) == (buffers == "averaged")
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_nothing_crosses_but_what_the_method_declares(method, by_hand, config):
-    """Requests: the method's down, round and counted. Replies: the declared fields of up. A count, once a run."""
-    config = replace(config, method=method, rounds=2)
-    _, grid = by_hand(config)
     declared = {f"up.{name}" for name in find_method(method).reveals}
     counts = [reply for _, message, reply in grid.sent if message.metadata.message_type == "query"]
     assert len(counts) == config.clients
@@ -59,6 +44,15 @@ def test_nothing_crosses_but_what_the_method_declares(method, by_hand, config):
         assert list(reply.content) == [ARRAYS]
         assert reply.content[ARRAYS].keys() - {"buffers_R"} == declared
         assert all(array.stype == STYPE for array in reply.content[ARRAYS].values())
+
+
+@pytest.mark.parametrize("buffers", ["averaged", "personal"])
+def test_running_statistics_travel_only_where_they_are_shared(buffers, by_hand, tools, config):
+    config = replace(config, model="lenet5", buffers=buffers, rounds=2, test_share=0.5)
+    state, grid = by_hand(config)
+    assert tools.compare(state, tools.sequential(config)) == "equal"
+    crossed = {name for _, message, _ in grid.sent for name in message.content.get(ARRAYS, {})}
+    assert ("buffers_R" in crossed) == (buffers == "averaged")
 
 
 def test_a_client_reads_its_own_folder_and_no_other(by_hand, config):

@@ -88,7 +88,7 @@ class Resume:
 def main(argv: list[str]) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         print(usage())
-        return 0
+        raise SystemExit(0)
     if argv[0] not in ACTIONS:
         raise ValueError(nearest(argv[0], ACTIONS, what="action of federation"))
     if find_spec("flwr") is None:
@@ -157,15 +157,22 @@ def up(argv: list[str]) -> int:
 
 def status(argv: list[str]) -> int:
     from fedncv.flower import processes
+    from fedncv.flower.folder import read_server_settings
     from fedncv.results import is_run, read_run
 
     folder = Path(parse(Where, argv, command="federation status").folder)
-    running = {name: processes.group(folder, name) for name in processes.names(folder)}
-    connected = processes.online(folder / "server") if running["server"] else []
-    for name, pid in running.items():
-        label = name if name == "server" else f"client {name}"
-        state = "down" if pid is None else f"runs (group {pid})"
-        print(f"{label:10}  {state}" + ("" if name == "server" else f", {_connected(int(name), connected)}"))
+    read_server_settings(folder / "server")  # a wrong folder is not a server that is down
+    try:
+        connected, answers = processes.online(folder / "server", seconds=20.0), "answers"
+    except ValueError:
+        connected, answers = [], "does not answer"
+    for name in processes.names(folder):
+        pid = processes.group(folder, name)
+        here = "not started here" if pid is None else f"runs here (group {pid})"
+        label, said = ("server", answers) if name == "server" else (f"client {name}", _connected(int(name), connected))
+        print(f"{label:10}  {said:15}  {here}")
+    for u in sorted(set(connected) - {int(name) for name in processes.names(folder)[1:]}):
+        print(f"client {u:<3}  connected        elsewhere")
     for path in sorted((folder / "server" / "runs").glob("*")):
         if is_run(path):
             run = read_run(path)

@@ -41,12 +41,20 @@ CALL_SECONDS = 180.0  # for a single command of Flower's
 def keep_server(server: Path) -> int:
     """The server's part, until this process is stopped; its clients' keys are registered as soon as it is up."""
     environment = server_environment(server)
-    Thread(target=register, args=(server,), daemon=True).start()
+    Thread(target=_register_or_say_why, args=(server,), daemon=True).start()
     return keep(superlink_command(server), environment)
 
 
 def keep_client(client: Path) -> int:
     return keep(supernode_command(client), client_environment(client))
+
+
+def _register_or_say_why(server: Path) -> None:
+    try:
+        register(server)
+        print(f"fedncv: clients {sorted(read_nodes(server))} may join", file=sys.stderr, flush=True)
+    except ValueError as error:
+        print(f"fedncv: {error}", file=sys.stderr, flush=True)
 
 
 def register(server: Path, *, seconds: float = CALL_SECONDS) -> None:
@@ -117,9 +125,10 @@ def _answer(call: subprocess.Popen[str], seconds: float) -> dict[str, Any]:
     return answer
 
 
-def online(server: Path) -> list[int]:
+def online(server: Path, *, seconds: float = CALL_SECONDS) -> list[int]:
     """The clients that are connected now."""
-    nodes = flwr(server, "supernode", "list", LINK)["nodes"]
+    wait_for_port(reachable(read_server_settings(server)), min(seconds, 5.0))
+    nodes = flwr(server, "supernode", "list", LINK, seconds=seconds)["nodes"]
     there = {int(node["node-id"]) for node in nodes if node["status"] == "online"}
     return sorted(u for u, node in read_nodes(server).items() if node in there)
 
