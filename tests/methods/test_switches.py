@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from federations import everyone, tiny, train
+from federations import everyone, quadratics, tiny, train
 from torch import nn
 from torch.testing import assert_close
 
@@ -86,3 +86,25 @@ def test_a_typo_in_a_switch_gets_the_nearest_name():
     with pytest.raises(ValueError, match="unknown switch 'prio'; did you mean 'prior'"):
         find_method("fedavg+prio")
     assert find_method("fedprox:mu=1e+3")  # a plus in a number is not a switch
+
+
+def test_with_even_samples_a_smaller_batch_makes_a_smaller_step():
+    """Five samples in batches of four, gradients all a (x - b): steps of lr and lr/4, in either order."""
+    problem = quadratics("fedavg+even", a=(2.0,), b=(0.0,), sizes=[5], steps=1, lr=0.1, batch_size=4)
+    assert float(train(problem).server.x_P) == pytest.approx(5 * (1 - 0.2) * (1 - 0.05))
+    plain = quadratics("fedavg", a=(2.0,), b=(0.0,), sizes=[5], steps=1, lr=0.1, batch_size=4)
+    assert float(train(plain).server.x_P) == pytest.approx(5 * 0.8 * 0.8)
+
+
+def test_a_client_smaller_than_a_batch_makes_whole_steps():
+    problem = quadratics("fedavg+even", a=(2.0,), b=(0.0,), sizes=[3], steps=2, lr=0.1, batch_size=4)
+    assert float(train(problem).server.x_P) == pytest.approx(5 * 0.8**2)
+
+
+@pytest.mark.parametrize("option", ["I", "II"])
+def test_scaffold_knows_how_far_its_even_steps_went(option):
+    """Option I: the gradient at x, 2 * 5. Option II: x - y over the sum of its steps, 0.1 (1 + 1/4)."""
+    problem = quadratics(f"scaffold:option={option}+even", a=(2.0,), b=(0.0,), sizes=[5], steps=1, lr=0.1, batch_size=4)
+    state = train(problem)
+    displacement = 5 - float(state.server.x_P)
+    assert float(state.kept[0].own) == pytest.approx(10 if option == "I" else displacement / 0.125)

@@ -4,11 +4,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from fedncv.results import Run, by_method, read_run
 
+WIDE = 120  # characters; a narrower terminal is spared the columns that can be spared
+SPARED = ("before_client_mean", "gradients")
 COLUMNS = {
     "before": "before %",
     "after": "after %",
@@ -25,20 +28,21 @@ def print_table(folders: list[Path]) -> None:
     """One line a method, mean and deviation over its seeds; runs that are not finished are named below."""
     runs = [read_run(folder) for folder in folders]
     finished = [run for run in runs if run.status == "finished"]
-    table = Table(title=_title(runs), title_justify="left")
-    table.add_column("method")
+    console = Console() if Console().is_terminal else Console(width=140)
+    columns = {name: head for name, head in COLUMNS.items() if console.width >= WIDE or name not in SPARED}
+    table = Table(title=_title(runs), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("method", overflow="fold")
     table.add_column("seeds", justify="right")
-    for heading in COLUMNS.values():
-        table.add_column(heading, justify="right")
+    for heading in columns.values():
+        table.add_column(heading, justify="right", no_wrap=not heading.endswith("%"))
     for method, group in by_method(finished).items():
-        cells = [_cell(name, [run.last(name) for run in group]) for name in COLUMNS]
+        cells = [_cell(name, [run.last(name) for run in group]) for name in columns]
         table.add_row(method, str(len(group)), *cells)
     priors = {run.config.seed: run.last("label_prior") for run in finished}
     known = [prior for prior in priors.values() if prior is not None]
     if known:
         table.add_section()
-        table.add_row("label prior alone", str(len(known)), _cell("before", known), *[""] * (len(COLUMNS) - 1))
-    console = Console() if Console().is_terminal else Console(width=140)
+        table.add_row("label prior alone", str(len(known)), _cell("before", known), *[""] * (len(columns) - 1))
     if finished:
         console.print(table)
     for run in runs:

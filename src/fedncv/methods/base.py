@@ -71,8 +71,8 @@ class Phase(NamedTuple):
 class Work(NamedTuple):
     """What a client did this round."""
 
-    steps: int | Tensor
-    samples: int | Tensor
+    steps: int | Tensor  # that moved the model; a pass over the data has none
+    samples: int | Tensor  # of those steps
     lr: float
     total_step: float | Tensor
     """Sum of the factors with which the gradients entered x - y: steps * lr, more with momentum."""
