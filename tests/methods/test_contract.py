@@ -20,6 +20,7 @@ from fedncv.tree import all_finite, leaves, row, stack, tree_map
 # A text that makes the method FedAvg, bit for bit; None where it has no such limit, and why.
 FEDAVG_LIMIT = {
     "fedncv": "fedncv:memory=off,drift=off,even=false,tau=0,momentum=0,blend=1",
+    "fedncv-sums": None,  # beta is 1; see test_fedncv_sums.py
     "fedncv-paper": None,  # its server weights sum to zero; see test_fedncv_paper.py
     "fedavg": "fedavg",
     "fedavgm": "fedavgm:beta=0",
@@ -48,6 +49,7 @@ FEDAVG_LIMIT = {
 SMALL = {"fedgen": "fedgen:generator_steps=2,hidden=8,generated=4"}
 # Where the defaults would take hundreds of rounds to come to rest on the quadratics, knobs that take fewer, and why.
 SETTLING = {
+    "fedncv-sums": ("fedncv-sums:momentum=0", {}),
     "fedncv": ("fedncv:momentum=0", {}),  # oscillations decay by sqrt(momentum) a round
     "fedavgm": ("fedavgm:beta=0.3", {}),  # oscillations decay by sqrt(beta) a round
     "feddyn": ("feddyn:alpha=1", {}),  # lambda_u is learned over 1/alpha rounds

@@ -14,6 +14,7 @@ from fedncv.methods import (
     fedlc,
     fedncv,
     fedncv_paper,
+    fedncv_sums,
     fednova,
     fedopt,
     fedper,
@@ -44,6 +45,12 @@ METHODS: dict[str, Entry] = {
         fedncv.fedncv,
         fedncv.Config,
         "centred control variates at server and client, and the label prior",
+        "after Chen 2024, the centred reading (docs/theory.md)",
+    ),
+    "fedncv-sums": Entry(
+        fedncv_sums.fedncv_sums,
+        fedncv_sums.Config,
+        "fedncv with its memory at the clients: the server needs only sums",
         "after Chen 2024, the centred reading (docs/theory.md)",
     ),
     "fedncv-paper": Entry(
