@@ -46,5 +46,6 @@ clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
 
 .PHONY: mutants
-mutants: $(TESTED)  ## break the estimators on purpose: every change must be noticed, or excused in docs/mutants.md
+mutants: $(TESTED)  ## break estimators and methods on purpose: every change must be noticed, or excused in docs/mutants.md
 	$(BIN)/python tools/mutate.py src/fedncv/estimators tests/estimators docs/mutants.md
+	$(BIN)/python tools/mutate.py src/fedncv/methods tests/methods docs/mutants.md

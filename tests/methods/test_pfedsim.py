@@ -58,6 +58,13 @@ def test_a_head_of_zeros_resembles_nobody():
     assert_close(x_SP[1, 0], vector((ITSELF + 2 * FRIEND) / (ITSELF + FRIEND))[0])
 
 
+def test_only_the_direction_of_a_head_counts():
+    server = mixed()
+    small = server._replace(head_NH=server.head_NH * 1e-3)
+    ours, theirs = (find_method("pfedsim").broadcast(s, torch.tensor([0])).x_P for s in (small, server))
+    assert_close(ours[:, 0], theirs[:, 0])
+
+
 def test_equal_heads_share_alike():
     """phi = 1 is clamped to a client's similarity with itself."""
     server = mixed()._replace(head_NH=torch.ones(4, 2, dtype=torch.float64))
@@ -99,6 +106,12 @@ def test_half_of_the_rounds_are_fedavg():
     head, body = ours.model.layout.head, ours.model.layout.body
     assert torch.equal(again.down.x_P[head], sent_P[head])
     assert not torch.equal(again.down.x_P[body], sent_P[body])
+
+
+def test_of_two_rounds_the_first_is_warm():
+    problem = tiny("pfedsim", rounds=2)
+    assert start(problem).server.warm
+    assert not train(problem).server.warm
 
 
 def test_rounds_without_replies_count_for_the_warm_up():

@@ -51,6 +51,12 @@ def test_option_one_is_the_gradient_at_the_received_model_whatever_the_batches()
     assert_close(own(train(problem)), vector(5.0, 16.0))
 
 
+def test_option_one_costs_one_pass_over_the_data_more():
+    """Two clients of one sample, three epochs: 2 * 4 gradients instead of 2 * 3."""
+    assert train(quadratics("scaffold", steps=3)).totals.gradients == 6
+    assert train(quadratics("scaffold:option=I", steps=3)).totals.gradients == 8
+
+
 @pytest.mark.parametrize("text", OPTIONS)
 def test_the_server_control_variate_stays_the_mean_of_the_clients(text):
     """One of three clients a round: the absent ones count, with what they have."""
