@@ -4,8 +4,10 @@ import contextlib
 import json
 import os
 import signal
+import ssl
 import subprocess
 
+import httpx
 import pytest
 
 from fedncv.flower import certificates, processes
@@ -83,6 +85,18 @@ def test_a_key_of_a_client_that_is_connected_cannot_be_used_a_second_time(federa
     code, said = join(folders.supernode_command(stranger), stranger)
     assert code != 0
     assert "SuperNode ID" not in said
+
+
+def test_nobody_starts_a_run_from_outside(federation, stranger):
+    """Flower's control interface asks for no account; behind the gate it is this machine's alone."""
+    settings = folders.read_server_settings(federation.folder / "server")
+    trusted = ssl.create_default_context(cafile=stranger / "ca.crt")
+    with httpx.Client(verify=trusted, trust_env=False) as client:
+        outside, inside = f"https://127.0.0.1:{settings.port}", f"https://127.0.0.1:{settings.inner_port}"
+        for path in ("/v1/control/start-run", "/v1/control/register-node", "/v1/runtime/get-nodes"):
+            assert client.post(outside + path, content=b"").status_code == 403
+        assert client.post(inside + "/v1/control/list-nodes", content=b"").status_code != 403
+        assert client.post(outside + "/v1/fleet/push-object", content=bytes(17 * 2**20)).status_code == 413
 
 
 def test_secrets_can_be_read_by_their_owner_only(federation):

@@ -13,5 +13,6 @@ This package only translates: a client's half of a round is ``engine.local.train
     certificates  TLS certificates and node keys
     folder        the folder that `fedncv federation init` writes
     processes     SuperLink and SuperNodes as processes      keeper   starts them again when they end
+    gate          the only door to the server from outside
     coordinator   starts runs, and starts them again where they stopped
 """

@@ -8,10 +8,11 @@ import json
 import secrets
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from fedncv import store
-from fedncv.config import RunConfig, write_toml
+from fedncv.config import CUSTOM, RunConfig, write_toml
 from fedncv.flower.folder import LINK, read_server_settings
 from fedncv.flower.halves import check
 from fedncv.flower.processes import flwr
@@ -57,16 +58,23 @@ def create(folder: Path, name: str, config: RunConfig) -> Path:
     if not name or not all(c.isalnum() or c in "._-" for c in name) or name.startswith("."):
         raise ValueError(f"{name!r} is no name for a run; use letters, digits and . _ -")
     run_folder = server / "runs" / name
-    store.create(run_folder, config)
+    if is_run(run_folder):
+        raise ValueError(
+            f"there is a run {name!r} already; go on with `fedncv federation resume {folder} --name {name}`, "
+            "or choose another --name"
+        )
+    # the data are the clients' own; `fedncv resume`, which would simulate them, refuses such a run
+    config = replace(config, data=CUSTOM)
     # the name alone would let a second run of that name find what clients kept for the first
     values = {"name": name, "run": f"{name}-{secrets.token_hex(4)}", "study": write_toml(config)}
     package = app_folder(folder, name) / "fedncv_run"
-    package.mkdir(parents=True)
+    package.mkdir(parents=True, exist_ok=True)
     (package / "__init__.py").write_text("")
     (package / "server.py").write_text("from fedncv.flower.server_app import app\n\n__all__ = ['app']\n")
     (package / "client.py").write_text("from fedncv.flower.client_app import app\n\n__all__ = ['app']\n")
     text = PYPROJECT.format(**{key: json.dumps(value) for key, value in values.items()})
     (package.parent / "pyproject.toml").write_text(text, encoding="utf-8")
+    store.create(run_folder, config)
     return run_folder
 
 

@@ -35,8 +35,9 @@ LINK = "federation"  # the name of the connection in Flower's own config
 
 
 class ServerSettings(NamedTuple):
-    host: str  # address it listens on
+    host: str  # address the gate listens on, for clients
     port: int
+    inner_port: int  # of Flower's server behind it, for this machine alone
     clients: int
     form: Form
 
@@ -55,14 +56,14 @@ def init(folder: Path, config: RunConfig, *, host: str, port: int, listen: str, 
     dataset = load(config.data, config.data_dir or None)
     parts = divide(dataset, config.partition, num_clients=config.clients, seed=config.seed)
     clients = split(parts, config.test_share, config.seed)
-    ports = free_ports(config.clients + 1)
-    port = port or ports[0]
+    inner_port, free, *ports = free_ports(config.clients + 2)
+    port = port or free
     for name in ("authority", "server/keys", "server/runs", "clients"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     certificates.write_authority(folder / "authority")
     server = folder / "server"
     certificates.write_server(folder / "authority", server, [host])
-    write_server_settings(server, ServerSettings(listen, port, config.clients, form_of(dataset)))
+    write_server_settings(server, ServerSettings(listen, port, inner_port, config.clients, form_of(dataset)))
     (server / "rules.toml").write_text(write_rules(rules), encoding="utf-8")
     for u in range(config.clients):
         mine = folder / "clients" / str(u)
@@ -70,7 +71,7 @@ def init(folder: Path, config: RunConfig, *, host: str, port: int, listen: str, 
         public = certificates.write_node(mine)
         (server / "keys" / f"client-{u}.pub").write_bytes(public)
         (mine / "ca.crt").write_bytes((folder / "authority" / "ca.crt").read_bytes())
-        write_client_settings(mine, ClientSettings(u, f"{host}:{port}", ports[u + 1]))
+        write_client_settings(mine, ClientSettings(u, f"{host}:{port}", ports[u]))
         samples.write(mine / "data", samples.part(dataset, clients, u))
 
 
@@ -174,16 +175,16 @@ def client_environment(client: Path) -> dict[str, str]:
 
 
 def reachable(settings: ServerSettings) -> str:
-    """The server's address as seen from its own machine."""
-    everywhere = settings.host in ("0.0.0.0", "::")
-    return f"{'127.0.0.1' if everywhere else settings.host}:{settings.port}"
+    """Flower's server as this machine reaches it."""
+    return f"127.0.0.1:{settings.inner_port}"
 
 
-def superlink_command(server: Path) -> list[str]:
+def server_commands(server: Path) -> list[list[str]]:
+    """Flower's server, on the loopback, and the gate in front of it."""
     settings, at = read_server_settings(server), server.absolute()
-    return [
+    superlink = [
         "flower-superlink",
-        *("--host", settings.host, "--port", str(settings.port)),
+        *("--host", "127.0.0.1", "--port", str(settings.inner_port)),
         *(
             "--ssl-ca-certfile",
             f"{at}/ca.crt",
@@ -195,6 +196,9 @@ def superlink_command(server: Path) -> list[str]:
         *("--enable-supernode-auth", "--database", f"{at}/flower/state.db"),
         "--disable-runtime-dependency-installation",
     ]
+    gate = [sys.executable, "-P", str(Path(__file__).with_name("gate.py")), settings.host, str(settings.port)]
+    gate += [str(settings.inner_port), f"{at}/server.crt", f"{at}/server.key", f"{at}/ca.crt"]
+    return [superlink, gate]
 
 
 def supernode_command(client: Path) -> list[str]:

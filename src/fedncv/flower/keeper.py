@@ -1,9 +1,9 @@
-"""Runs a command, and again whenever it ends, until it is told to stop.
+"""Runs commands side by side, and all of them again whenever one ends, until it is told to stop.
 
 Flower refuses a killed node until its last heartbeat has run out (up to a minute), and the node then gives
 up; a server that was restarted on its database knows its nodes again. Somebody has to start them again.
 
-    python keeper.py COMMAND ...
+    python keeper.py COMMAND ... [-- COMMAND ...]
 
 Imports nothing but the standard library, so that it starts at once and stays small.
 """
@@ -19,8 +19,8 @@ RESTART_SECONDS = 3.0
 GRACE_SECONDS = 5.0
 
 
-def keep(command: list[str], environment: dict[str, str] | None = None) -> int:
-    """Until SIGTERM or SIGINT, which the command is given too."""
+def keep(commands: list[list[str]], environment: dict[str, str] | None = None) -> int:
+    """Until SIGTERM or SIGINT, which the commands are given too."""
     stopping = False
 
     def stop(_number: int, _frame: FrameType | None) -> None:
@@ -30,27 +30,37 @@ def keep(command: list[str], environment: dict[str, str] | None = None) -> int:
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
     while not stopping:
-        child = subprocess.Popen(command, env=environment)
-        while child.poll() is None and not stopping:
+        children = [subprocess.Popen(command, env=environment) for command in commands]
+        while not stopping and all(child.poll() is None for child in children):
             time.sleep(0.1)
-        if stopping:
-            child.terminate()
-            try:
-                child.wait(GRACE_SECONDS)
-            except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait()
-            break
-        _end_helpers()
-        print(f"fedncv: {command[0]} ended ({child.returncode}); starting it again", file=sys.stderr, flush=True)
+        if not stopping:
+            ended = [
+                f"{c[0]} ({child.returncode})" for c, child in zip(commands, children, strict=True) if child.poll()
+            ]
+            print(f"fedncv: ended: {', '.join(ended) or 'without error'}; starting again", file=sys.stderr, flush=True)
+        _end(children)
+        if not stopping:
+            _end_helpers()
         until = time.monotonic() + RESTART_SECONDS
         while not stopping and time.monotonic() < until:
             time.sleep(0.1)
     return 0
 
 
+def _end(children: list[subprocess.Popen[bytes]]) -> None:
+    for child in children:
+        child.terminate()
+    deadline = time.monotonic() + GRACE_SECONDS
+    for child in children:
+        try:
+            child.wait(max(0.1, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+
 def _end_helpers() -> None:
-    """End what the command has started and left behind; it would get in the way of the next one."""
+    """End what the commands have started and left behind; it would get in the way of the next ones."""
     if os.getpgrp() != os.getpid():
         return  # the group has members that are not ours
     mine = signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -58,5 +68,16 @@ def _end_helpers() -> None:
     signal.signal(signal.SIGTERM, mine)
 
 
+def split(words: list[str]) -> list[list[str]]:
+    """The commands between the words --."""
+    commands: list[list[str]] = [[]]
+    for word in words:
+        if word == "--":
+            commands.append([])
+        else:
+            commands[-1].append(word)
+    return commands
+
+
 if __name__ == "__main__":
-    sys.exit(keep(sys.argv[1:]))
+    sys.exit(keep(split(sys.argv[1:])))

@@ -23,8 +23,8 @@ from fedncv.flower.folder import (
     reachable,
     read_nodes,
     read_server_settings,
+    server_commands,
     server_environment,
-    superlink_command,
     supernode_command,
     write_nodes,
 )
@@ -42,11 +42,11 @@ def keep_server(server: Path) -> int:
     """The server's part, until this process is stopped; its clients' keys are registered as soon as it is up."""
     environment = server_environment(server)
     Thread(target=_register_or_say_why, args=(server,), daemon=True).start()
-    return keep(superlink_command(server), environment)
+    return keep(server_commands(server), environment)
 
 
 def keep_client(client: Path) -> int:
-    return keep(supernode_command(client), client_environment(client))
+    return keep([supernode_command(client)], client_environment(client))
 
 
 def _register_or_say_why(server: Path) -> None:
@@ -139,11 +139,12 @@ def online(server: Path, *, seconds: float = CALL_SECONDS) -> list[int]:
 def start(folder: Path, name: str) -> int:
     """Start "server", or the client of that number, under a keeper in a process group of its own: its id."""
     place = folder / "server" if name == "server" else folder / "clients" / name
-    command = superlink_command(place) if name == "server" else supernode_command(place)
+    commands = server_commands(place) if name == "server" else [supernode_command(place)]
     environment = server_environment(place) if name == "server" else client_environment(place)
     logs = folder / "logs"
     logs.mkdir(exist_ok=True)
-    arguments = [sys.executable, "-P", KEEPER, *command]
+    words = [word for command in commands for word in ("--", *command)][1:]
+    arguments = [sys.executable, "-P", KEEPER, *words]
     append = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     pid = os.posix_spawn(  # not a Popen: it is to outlive this process
         sys.executable,

@@ -14,7 +14,7 @@ from flwr.serverapp import Grid, ServerApp
 from fedncv.flower.client import study_of
 from fedncv.flower.folder import SERVER_VARIABLE, read_form, read_nodes
 from fedncv.flower.rules import read_rules
-from fedncv.flower.server import serve
+from fedncv.flower.server import log, serve
 from fedncv.methods import find_method
 
 LOCK_SECONDS = 60.0
@@ -29,10 +29,18 @@ def main(grid: Grid, context: Context) -> None:
     folder = Path(os.environ[SERVER_VARIABLE])
     config = study_of(str(context.run_config["study"]))
     run_folder = folder / "runs" / str(context.run_config["name"])
-    logging.basicConfig(level=logging.INFO, filename=run_folder / "log.txt", format="%(asctime)s %(message)s")
+    log_to(run_folder / "log.txt")
     rules = read_rules(folder / "rules.toml", reveals=tuple(find_method(config.method).reveals))
     with only_one(run_folder):
         serve(grid, run_folder, config, read_form(folder), read_nodes(folder), rules)
+
+
+def log_to(path: Path) -> None:
+    """What happened to a run, in its folder: Flower throws a ServerApp's own output away."""
+    handler = logging.FileHandler(path)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
 
 
 @contextlib.contextmanager
