@@ -10,7 +10,18 @@ from fedncv.config import RunConfig
 from fedncv.data import Dataset
 from fedncv.methods import METHODS, find_method
 from fedncv.methods.base import Method
-from fedncv.simulate import Result, resume, simulate
+from fedncv.simulate import Result, resume, simulate, simulate_many
 from fedncv.tasks import Task
 
-__all__ = ["METHODS", "Dataset", "Method", "Result", "RunConfig", "Task", "find_method", "resume", "simulate"]
+__all__ = [
+    "METHODS",
+    "Dataset",
+    "Method",
+    "Result",
+    "RunConfig",
+    "Task",
+    "find_method",
+    "resume",
+    "simulate",
+    "simulate_many",
+]

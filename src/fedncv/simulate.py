@@ -2,8 +2,8 @@
 
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,10 @@ import numpy as np
 from torch import Tensor
 
 from fedncv.config import CUSTOM, RunConfig, from_dict
-from fedncv.data import Dataset, prior_accuracy
-from fedncv.engine import evaluate
+from fedncv.data import Dataset, load, prior_accuracy
+from fedncv.engine.choose import Engine, engine_for
 from fedncv.engine.problem import Problem, State, arrivals, build, start
-from fedncv.engine.sequential import DivergedError, one_thread, run_round
+from fedncv.engine.sequential import DivergedError, one_thread
 from fedncv.flat import Factory
 from fedncv.methods.base import Method
 from fedncv.results import read_config, read_rows
@@ -22,6 +22,7 @@ from fedncv.tasks import Task
 
 Row = dict[str, Any]
 OnRound = Callable[[Row], None]
+OnRoundOf = Callable[[int, Row], None]
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,49 @@ def simulate(
     return advance(problem, start(problem), folder=Path(out), on_round=on_round)
 
 
+def simulate_many(
+    config: RunConfig | None = None,
+    *,
+    seeds: Iterable[int],
+    method: str | Method | None = None,
+    data: str | Dataset | None = None,
+    model: str | Factory | None = None,
+    task: str | Task | None = None,
+    out: str | Path | None = None,
+    overwrite: bool = False,
+    on_round: OnRoundOf | None = None,
+    **settings: Any,
+) -> list[Result]:
+    """``simulate`` once for each seed, all seeds as one stack where the engine can.
+
+    With ``out`` every run is kept in a folder of its own, out/seed-3. ``on_round`` is given the seed and the row.
+
+    >>> results = simulate_many(seeds=[0, 1], model="mlp", clients=5, per_round=2, rounds=1, epochs=1)
+    >>> [result.problem.config.seed for result in results]
+    [0, 1]
+    """
+    names, objects = _names_and_objects({"method": method, "data": data, "model": model, "task": task})
+    config = from_dict(settings | names, where="simulate_many", base=config)
+    courses: list[Course] = []
+    for seed in seeds:
+        of_seed = replace(config, seed=seed)
+        if not objects.get("data"):
+            objects["data"] = load(config.data, config.data_dir or None)
+        problem = build(of_seed, **objects)
+        if courses:  # the samples are the same: on the device once
+            problem = problem._replace(dataset=courses[0].problem.dataset)
+        folder = None if out is None else Path(out) / f"seed-{seed}"
+        if folder is not None:
+            from fedncv import store
+
+            store.create(folder, of_seed, overwrite=overwrite)
+        courses.append(Course(problem, start(problem), folder=folder))
+    if not courses:
+        raise ValueError("no seeds to simulate; give at least one, as in seeds=range(5)")
+    advance_together(courses, on_round=on_round)
+    return [course.result for course in courses]
+
+
 def resume(
     folder: str | Path,
     *,
@@ -112,6 +156,47 @@ def _names_and_objects(given: dict[str, Any]) -> tuple[dict[str, str], dict[str,
     return names, objects
 
 
+@dataclass
+class Course:
+    """A run under way: where it stands, and where it is kept if it is."""
+
+    problem: Problem
+    state: State
+    rows: list[Row] = field(default_factory=list)
+    folder: Path | None = None
+    error: DivergedError | None = None
+
+    def __post_init__(self) -> None:
+        self._journal = None
+        if self.folder is not None:
+            from fedncv.store import Journal
+
+            self._journal = Journal(self.folder, self.problem.config, self.state)
+
+    def complete(self, state: State, row: Row, seconds: float) -> None:
+        """The round that led to ``state`` is over."""
+        config = self.problem.config
+        self.state = state
+        self.rows.append(row)
+        if self._journal is not None:
+            self._journal.append(state, row, {"round": state.round, "seconds": seconds})
+            if state.round % config.checkpoint_every == 0 or state.round == config.rounds:
+                self._journal.checkpoint()
+
+    def fail(self, error: DivergedError) -> None:
+        self.error = error
+        if self._journal is not None:
+            self._journal.fail(str(error))
+
+    def checkpoint(self) -> None:
+        if self._journal is not None:
+            self._journal.checkpoint()
+
+    @property
+    def result(self) -> Result:
+        return Result(self.problem, self.state, self.rows, self.folder)
+
+
 def advance(
     problem: Problem,
     state: State,
@@ -121,53 +206,76 @@ def advance(
     on_round: OnRound | None = None,
 ) -> Result:
     """From ``state`` to the last round. However it ends, a run on disk is left with a checkpoint."""
-    config = problem.config
-    rows = rows or []
-    journal = None
-    if folder is not None:
-        from fedncv.store import Journal
+    course = Course(problem, state, rows or [], folder)
+    advance_together([course], on_round=None if on_round is None else lambda _seed, row: on_round(row))
+    return course.result
 
-        journal = Journal(folder, config, state)
 
-    def complete(state: State, row: Row, began: float) -> None:
-        row |= measure(problem, state)
-        rows.append(row)
-        if journal is not None:
-            journal.append(state, row, {"round": state.round, "seconds": time.perf_counter() - began})
-            if state.round % config.checkpoint_every == 0 or state.round == config.rounds:
-                journal.checkpoint()
-        if on_round is not None:
-            on_round(row)
+def advance_together(courses: list[Course], *, on_round: OnRoundOf | None = None) -> None:
+    """Runs that differ in their seed only and stand at the same round, to their last one, as one stack.
 
+    One that diverges is left where it stands; the others go on, and the error is raised at the end.
+    """
+    live, rounds = list(courses), courses[0].problem.config.rounds
+    engine = engine_for([course.problem for course in live])
     try:
         with one_thread():
-            if not rows:
-                complete(state, {"round": 0} | prior(problem), time.perf_counter())
-            while state.round < config.rounds:
+            if not live[0].rows:
+                rows = [{"round": 0} | prior(course.problem) for course in live]
+                _complete(engine, live, [course.state for course in live], rows, time.perf_counter(), on_round)
+            while live and live[0].state.round < rounds:
                 began = time.perf_counter()
-                state, row = run_round(problem, state)
-                complete(state, row, began)
-    except DivergedError as error:
-        if journal is not None:
-            journal.fail(str(error))
-        raise
+                settled = list(zip(live, engine.run_rounds([course.state for course in live]), strict=True))
+                for course, outcome in settled:
+                    if isinstance(outcome, DivergedError):
+                        course.fail(outcome)
+                going = [(course, outcome) for course, outcome in settled if not isinstance(outcome, DivergedError)]
+                if len(going) < len(live):
+                    live = [course for course, _ in going]
+                    engine.close()
+                    engine = engine_for([course.problem for course in live]) if live else engine
+                states, rows = [outcome[0] for _, outcome in going], [outcome[1] for _, outcome in going]
+                _complete(engine, live, states, rows, began, on_round)
     except KeyboardInterrupt:
-        if journal is not None:
-            journal.checkpoint()
+        for course in courses:
+            course.checkpoint()
         raise
-    return Result(problem, state, rows, folder)
+    finally:
+        engine.close()
+    for course in courses:
+        if course.error is not None:
+            raise course.error
 
 
-def measure(problem: Problem, state: State) -> Row:
+def _complete(
+    engine: Engine,
+    courses: list[Course],
+    states: list[State],
+    rows: list[Row],
+    began: float,
+    on_round: OnRoundOf | None,
+) -> None:
+    if not courses:
+        return
+    for row, measured in zip(rows, measure(engine, courses[0].problem.config, states), strict=True):
+        row |= measured
+    seconds = (time.perf_counter() - began) / len(courses)  # a run's share of what they took together
+    for course, state, row in zip(courses, states, rows, strict=True):
+        course.complete(state, row, seconds)
+        if on_round is not None:
+            on_round(course.problem.config.seed, row)
+
+
+def measure(engine: Engine, config: RunConfig, states: list[State]) -> list[Row]:
     """What is due after this round: all clients before local training, after it, or nothing."""
-    config = problem.config
-    last = state.round == config.rounds
-    row: Row = {}
-    if last or (config.eval_every and state.round % config.eval_every == 0):
-        row |= evaluate.before(problem, state)
-    if last or (config.after_every and state.round and state.round % config.after_every == 0):
-        row |= evaluate.after(problem, state)
-    return row
+    t = states[0].round
+    last = t == config.rounds
+    rows: list[Row] = [{} for _ in states]
+    if last or (config.eval_every and t % config.eval_every == 0):
+        rows = [row | measured for row, measured in zip(rows, engine.before(states), strict=True)]
+    if last or (config.after_every and t and t % config.after_every == 0):
+        rows = [row | measured for row, measured in zip(rows, engine.after(states), strict=True)]
+    return rows
 
 
 def prior(problem: Problem) -> Row:

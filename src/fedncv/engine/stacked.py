@@ -235,7 +235,8 @@ class StackedEngine:
         def finish(ask_of, b_R, y_P, steps, samples, mass, down, own, scratch):  # type: ignore[no-untyped-def]
             return self.method.finish(ask_of(b_R), y_P, Work(steps, samples, lr, mass), down, own, scratch)
 
-        numbers = np.stack([trained_KF.sum(1), plan.counts.samples_KF[who].sum(1)])
+        samples_KF = np.where(trained_KF > 0, plan.counts.samples_KF[who], 0)
+        numbers = np.stack([trained_KF.sum(1), samples_KF.sum(1)])
         steps_K, samples_K = torch.from_numpy(numbers).to(self.device)
         mass_K = torch.tensor(mass, dtype=dtype).to(self.device)
         up, own = vmap_asking(

@@ -3,6 +3,7 @@
 Test samples are cut into blocks of one client each, and many blocks go through the model at once.
 """
 
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -132,3 +133,17 @@ def _groups(engine: StackedEngine, states: Sequence[State]) -> Iterator[tuple[Ar
         some = rows[i : i + size]
         ids = [some[some // num_clients == j] % num_clients for j in range(len(states))]
         yield engine.arrive(states, ids), some
+
+
+class ScoringEngine(StackedEngine):
+    """The stacked engine with its measurements."""
+
+    def before(self, states: Sequence[State]) -> list[dict[str, Any]]:
+        return before(self, states)
+
+    def after(self, states: Sequence[State]) -> list[dict[str, Any]]:
+        return after(self, states)
+
+    def close(self) -> None:
+        if self.computed:
+            print(f"stacked: {self.waste:.1%} of the computed samples were padding or idle", file=sys.stderr)

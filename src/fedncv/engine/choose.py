@@ -1,0 +1,87 @@
+"""Which engine runs a study, and the one face they all have."""
+
+import sys
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from fedncv.engine import evaluate
+from fedncv.engine.problem import Problem, State
+from fedncv.engine.processes import ProcessesEngine, can_fork, num_cores
+from fedncv.engine.sequential import DivergedError, run_round
+
+Settled = tuple[State, dict[str, Any]] | DivergedError
+WORTH_FORKING = 5e9  # sample-parameters of local training in a run, below which one process is as fast
+
+
+class Engine(Protocol):
+    """One round, or one measurement, of runs that differ in their seed only."""
+
+    def run_rounds(self, states: Sequence[State]) -> list[Settled]:
+        """(state, row) of each run; a run that diverged gives its error and leaves the others alone."""
+
+    def before(self, states: Sequence[State]) -> list[dict[str, Any]]: ...
+
+    def after(self, states: Sequence[State]) -> list[dict[str, Any]]: ...
+
+    def close(self) -> None: ...
+
+
+class SequentialEngine:
+    """The reference, one run after the other."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = list(problems)
+
+    def run_rounds(self, states: Sequence[State]) -> list[Settled]:
+        settled: list[Settled] = []
+        for problem, state in zip(self.problems, states, strict=True):
+            try:
+                settled.append(run_round(problem, state))
+            except DivergedError as error:
+                settled.append(error)
+        return settled
+
+    def before(self, states: Sequence[State]) -> list[dict[str, Any]]:
+        return [evaluate.before(problem, state) for problem, state in zip(self.problems, states, strict=True)]
+
+    def after(self, states: Sequence[State]) -> list[dict[str, Any]]:
+        return [evaluate.after(problem, state) for problem, state in zip(self.problems, states, strict=True)]
+
+    def close(self) -> None:
+        pass
+
+
+def engine_for(problems: Sequence[Problem]) -> Engine:
+    """The engine that the config names; auto takes the fastest measured for the machine and the study.
+
+    Stacked on a GPU. On a CPU, processes where there are cores for them and work enough to be worth a fork;
+    both give the bits of the sequential engine.
+    """
+    first = problems[0]
+    name, on_gpu = first.config.engine, first.model.start_P.device.type == "cuda"
+    if name == "auto":
+        worth = can_fork() and num_cores() > 1 and _work(problems) > WORTH_FORKING
+        name = "stacked" if on_gpu else "processes" if worth else "sequential"
+    if name == "stacked":
+        from fedncv.engine.stacked import CannotStackError
+        from fedncv.engine.stacked_scores import ScoringEngine
+
+        try:
+            return ScoringEngine(problems)
+        except CannotStackError as error:
+            print(f"stacked: {error}; running one client after the other instead", file=sys.stderr)
+            return SequentialEngine(problems)
+    if name == "processes":
+        if not can_fork() or on_gpu:
+            where = "a GPU" if on_gpu else sys.platform
+            raise ValueError(f"engine=processes forks, which does not work on {where}; use sequential or auto")
+        return ProcessesEngine(problems)
+    return SequentialEngine(problems)
+
+
+def _work(problems: Sequence[Problem]) -> float:
+    """Samples of local training times parameters, over the whole study."""
+    config = problems[0].config
+    parameters = problems[0].model.layout.num_parameters
+    samples = sum(float(problem.clients.sizes.mean()) for problem in problems) * config.per_round * config.epochs
+    return samples * parameters * max(1, config.rounds)

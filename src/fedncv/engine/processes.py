@@ -1,0 +1,258 @@
+"""Clients on several processes of one machine, bit for bit what the sequential engine gives.
+
+Workers are forked, so they share the data's memory with the parent; messages go through pipes. The largest
+clients go first. A worker that dies (killed, out of memory) is replaced and its client is run again, which
+changes nothing: training is a function of the message and the keys.
+"""
+
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection, wait
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedncv.engine.evaluate import Scores, score_after, score_before, shared_model, summary_before, test_sizes
+from fedncv.engine.local import train
+from fedncv.engine.problem import Arrival, Problem, State, arrivals
+from fedncv.engine.sequential import DivergedError, Draw, Outcome, draw, settle
+from fedncv.tree import all_finite, tree_map
+
+TRIES = 3  # of one client, before its deaths are taken for its own fault
+Settled = tuple[State, dict[str, Any]] | DivergedError
+
+
+class Job(NamedTuple):
+    """Something to do for one client, in any process that holds the problems."""
+
+    kind: Literal["train", "before", "after"]
+    run: int
+    round: int
+    arrival: Arrival
+    share: float = 1.0
+    shared_P: Tensor | None = None
+
+
+class WorkerError(RuntimeError):
+    """A worker cannot go on; the message says why."""
+
+
+def can_fork() -> bool:
+    return sys.platform.startswith("linux")
+
+
+def num_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def work(problems: Sequence[Problem], job: Job) -> Any:
+    """What a worker does with a job."""
+    problem = problems[job.run]
+    if job.kind == "before":
+        return score_before(problem, job.round, job.arrival, job.shared_P)
+    if job.kind == "after":
+        return score_after(problem, job.round, job.arrival)
+    trained = train(problem, job.round, job.arrival, share=job.share)
+    if trained is None:
+        return None, True
+    finite = all_finite((trained.y_P, trained.buffers_R, trained.up, trained.kept))
+    return trained._replace(y_P=trained.y_P[:0]), finite  # the model itself is not needed any more
+
+
+class Worker:
+    """One forked process and the pipe to it."""
+
+    def __init__(self, problems: Sequence[Problem], others: list[Connection]) -> None:
+        context = multiprocessing.get_context("fork")
+        self.connection, theirs = context.Pipe()
+        inherited = [*others, self.connection]
+        self.process = context.Process(target=_serve, args=(problems, theirs, inherited), daemon=True)
+        with warnings.catch_warnings():  # Python 3.12 warns of threads; a worker uses none of the parent's
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self.process.start()
+        theirs.close()
+        self.job: int | None = None
+
+    def stop(self) -> None:
+        self.connection.close()
+        self.process.kill()
+        self.process.join()
+
+
+class ProcessesEngine:
+    """Holds the workers; ``close`` them, or use it in a ``with`` block."""
+
+    def __init__(self, problems: Sequence[Problem], *, workers: int | None = None) -> None:
+        self.problems = list(problems)
+        self._workers: list[Worker] = []
+        self._num_workers = workers or num_cores()
+        self._start()
+
+    def __enter__(self) -> "ProcessesEngine":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def pids(self) -> list[int]:
+        return [worker.process.pid or 0 for worker in self._workers]
+
+    def close(self) -> None:
+        for worker in self._workers:
+            worker.stop()
+        self._workers = []
+
+    def run_rounds(self, states: Sequence[State], drawn: Sequence[Draw] | None = None) -> list[Settled]:
+        """One round of every run; a run that diverged gives its error and leaves the others alone."""
+        drawn = drawn or [draw(problem, state.round) for problem, state in zip(self.problems, states, strict=True)]
+        arrived = [list(arrivals(p, s, d.ids)) for p, s, d in zip(self.problems, states, drawn, strict=True)]
+        jobs = [
+            Job("train", j, states[j].round, arrival, drawn[j].shares[i])
+            for j, here in enumerate(arrived)
+            for i, arrival in enumerate(here)
+            if drawn[j].answers[i]
+        ]
+        done = {(job.run, job.arrival.client): result for job, result in zip(jobs, self._map(jobs), strict=True)}
+        settled: list[Settled] = []
+        for j, (problem, state) in enumerate(zip(self.problems, states, strict=True)):
+            outcomes = [
+                Outcome(each.client, each.received_bytes, *done.get((j, each.client), (None, True)))
+                for each in arrived[j]
+            ]
+            try:
+                settled.append(settle(problem, state, drawn[j], outcomes))
+            except DivergedError as error:
+                settled.append(error)
+        return settled
+
+    def before(self, states: Sequence[State]) -> list[dict[str, Any]]:
+        shared = [shared_model(p, s) for p, s in zip(self.problems, states, strict=True)]
+        totals = self._scores("before", states, shared)
+        return [
+            summary_before(each[:, 0], test_sizes(problem), None if x_P is None else each[:, 1])
+            for problem, x_P, each in zip(self.problems, shared, totals, strict=True)
+        ]
+
+    def after(self, states: Sequence[State]) -> list[dict[str, Any]]:
+        totals = self._scores("after", states, [None] * len(states))
+        return [
+            Scores(each[:, 0], test_sizes(problem)).summary("after")
+            for problem, each in zip(self.problems, totals, strict=True)
+        ]
+
+    def _scores(
+        self, kind: Literal["before", "after"], states: Sequence[State], shared: Sequence[Tensor | None]
+    ) -> list[Any]:
+        jobs = [
+            Job(kind, j, state.round, arrival, shared_P=shared[j])
+            for j, (problem, state) in enumerate(zip(self.problems, states, strict=True))
+            for arrival in arrivals(problem, state, np.flatnonzero(test_sizes(problem)))
+        ]
+        totals = [np.zeros((problem.federation.num_clients, 2)) for problem in self.problems]
+        for job, result in zip(jobs, self._map(jobs), strict=True):
+            totals[job.run][job.arrival.client] = result
+        return totals
+
+    # ---- the pool --------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        while len(self._workers) < self._num_workers:
+            self._workers.append(Worker(self.problems, [worker.connection for worker in self._workers]))
+
+    def _map(self, jobs: list[Job]) -> list[Any]:
+        """The result of every job, in their order; the largest are begun first."""
+        sizes = [len(self.problems[job.run].clients.train[job.arrival.client]) for job in jobs]
+        waiting = sorted(range(len(jobs)), key=lambda i: sizes[i])  # taken from the end
+        results: list[Any] = [None] * len(jobs)
+        deaths = [0] * len(jobs)
+        left = len(jobs)
+        while left:
+            self._start()
+            for worker in list(self._workers):  # one that turns out dead is taken out of the list
+                if worker.job is None and waiting:
+                    worker.job = waiting.pop()
+                    if not _send(worker.connection, jobs[worker.job]):
+                        self._bury(worker, jobs, deaths, waiting)
+            busy = [worker for worker in self._workers if worker.job is not None]
+            ready = set(wait([worker.connection for worker in busy])) if busy else set()
+            for worker in busy:
+                if worker.connection not in ready or worker.job is None:
+                    continue
+                try:
+                    failed, result = pickle.loads(worker.connection.recv_bytes())
+                except (EOFError, OSError):
+                    self._bury(worker, jobs, deaths, waiting)
+                    continue
+                if failed:
+                    self.close()
+                    raise result
+                results[worker.job] = result
+                worker.job = None
+                left -= 1
+        return results
+
+    def _bury(self, worker: Worker, jobs: list[Job], deaths: list[int], waiting: list[int]) -> None:
+        """Take a dead worker out, and put its client back to be run first."""
+        i = worker.job
+        assert i is not None
+        worker.stop()
+        self._workers.remove(worker)
+        deaths[i] += 1
+        client = jobs[i].arrival.client
+        if deaths[i] == TRIES:
+            self.close()
+            raise WorkerError(
+                f"the worker that trained client {client} died {TRIES} times (exit code {worker.process.exitcode}; "
+                "-9 often means out of memory); use engine=sequential to see why"
+            )
+        print(f"processes: a worker died at client {client}; the client is run again", file=sys.stderr)
+        waiting.append(i)
+
+
+def _send(connection: Connection, job: Job) -> bool:
+    try:
+        connection.send_bytes(pickle.dumps(_compact(job)))
+    except (BrokenPipeError, ConnectionResetError):
+        return False
+    return True
+
+
+def _compact(tree: Any) -> Any:
+    """Copies of its own: of a view, pickle would send everything it is a view of."""
+    return tree_map(lambda leaf: leaf.clone(memory_format=torch.contiguous_format), tree)
+
+
+def _serve(problems: Sequence[Problem], connection: Connection, inherited: list[Connection]) -> None:
+    """A worker's life: until the pipe closes, which it does when the parent goes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    for other in inherited:
+        other.close()
+    torch.set_num_threads(1)
+    answer: Callable[[Any], None] = lambda reply: connection.send_bytes(pickle.dumps(reply))  # noqa: E731
+    while True:
+        try:
+            job = pickle.loads(connection.recv_bytes())
+        except (EOFError, OSError):
+            return
+        try:
+            result = _compact(work(problems, job))
+        except Exception as error:  # the parent raises it again
+            answer((True, _portable(error)))
+            continue
+        answer((False, result))
+
+
+def _portable(error: Exception) -> Exception:
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return WorkerError(f"{type(error).__name__}: {error}")
+    return error
