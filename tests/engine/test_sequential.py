@@ -7,6 +7,7 @@ from federations import everyone, quadratics, tiny, train
 from torch.testing import assert_close
 
 from fedncv.engine import evaluate
+from fedncv.engine.choose import engine_for
 from fedncv.engine.local import train as train_client
 from fedncv.engine.problem import arrivals, start
 from fedncv.engine.sequential import DivergedError, draw, run_round
@@ -217,3 +218,18 @@ def test_weights_follow_the_stream():
     """Quadratics with 1 and 10 samples, of which a fifth is there at first: weights 1/3 and 2/3 in one step from 5."""
     problem = quadratics("fedavg", sizes=[1, 10], steps=1, stream="arrivals:start=0.2,rate=0")
     assert float(train(problem).server.x_P) == pytest.approx(5 - 0.05 * (5 / 3 + 16 * 2 / 3))
+
+
+@pytest.mark.parametrize("engine", ["processes", "stacked"])
+def test_every_engine_follows_the_stream(engine, capsys):
+    """Processes do; stacked clients cannot, say so, and run one after the other instead."""
+    settings = {"stream": "arrivals:start=0.2,rate=0.25", "epochs": 1, "per_round": 2}
+    made = engine_for([tiny("fedavg", engine=engine, **settings)])
+    states = [start(tiny("fedavg", **settings))]
+    try:
+        for _ in range(3):
+            states = [state for state, _ in made.run_rounds(states)]
+    finally:
+        made.close()
+    assert torch.equal(states[0].server.x_P, train(tiny("fedavg", **settings), rounds=3).server.x_P)
+    assert ("running one client after the other" in capsys.readouterr().err) == (engine == "stacked")

@@ -54,7 +54,7 @@ def num_cores() -> int:
 
 def work(problems: Sequence[Problem], job: Job) -> Any:
     """What a worker does with a job."""
-    problem = problems[job.run]
+    problem = problems[job.run].at(job.round)
     if job.kind == "before":
         return score_before(problem, job.round, job.arrival, job.shared_P)
     if job.kind == "after":
@@ -112,8 +112,9 @@ class ProcessesEngine:
 
     def run_rounds(self, states: Sequence[State], drawn: Sequence[Draw] | None = None) -> list[Settled]:
         """One round of every run; a run that diverged gives its error and leaves the others alone."""
-        drawn = drawn or [draw(problem, state.round) for problem, state in zip(self.problems, states, strict=True)]
-        arrived = [list(arrivals(p, s, d.ids)) for p, s, d in zip(self.problems, states, drawn, strict=True)]
+        problems = self._at(states)
+        drawn = drawn or [draw(problem, state.round) for problem, state in zip(problems, states, strict=True)]
+        arrived = [list(arrivals(p, s, d.ids)) for p, s, d in zip(problems, states, drawn, strict=True)]
         jobs = [
             Job("train", j, states[j].round, arrival, drawn[j].shares[i])
             for j, here in enumerate(arrived)
@@ -122,7 +123,7 @@ class ProcessesEngine:
         ]
         done = {(job.run, job.arrival.client): result for job, result in zip(jobs, self._map(jobs), strict=True)}
         settled: list[Settled] = []
-        for j, (problem, state) in enumerate(zip(self.problems, states, strict=True)):
+        for j, (problem, state) in enumerate(zip(problems, states, strict=True)):
             outcomes = [
                 Outcome(each.client, each.received_bytes, *done.get((j, each.client), (None, True)))
                 for each in arrived[j]
@@ -153,13 +154,17 @@ class ProcessesEngine:
     ) -> list[Any]:
         jobs = [
             Job(kind, j, state.round, arrival, shared_P=shared[j])
-            for j, (problem, state) in enumerate(zip(self.problems, states, strict=True))
+            for j, (problem, state) in enumerate(zip(self._at(states), states, strict=True))
             for arrival in arrivals(problem, state, np.flatnonzero(test_sizes(problem)))
         ]
         totals = [np.zeros((problem.federation.num_clients, 2)) for problem in self.problems]
         for job, result in zip(jobs, self._map(jobs), strict=True):
             totals[job.run][job.arrival.client] = result
         return totals
+
+    def _at(self, states: Sequence[State]) -> list[Problem]:
+        """The problems as they stand in this round."""
+        return [problem.at(state.round) for problem, state in zip(self.problems, states, strict=True)]
 
     # ---- the pool --------------------------------------------------------------------------------------
 

@@ -78,6 +78,8 @@ class StackedEngine:
         fused: bool | None = None,
     ) -> None:
         first = problems[0]
+        if first.stream is not None:
+            raise CannotStackError("samples that arrive while it trains change the clients' sizes")
         fused = fusible(first) if fused is None else fused
         self.problems = list(problems)
         self.resident = Resident(problems)
