@@ -23,7 +23,7 @@ from fedncv.data.table import markdown
 from fedncv.engine.problem import build
 from fedncv.spec import nearest
 from fedncv.studies import STUDIES
-from fedncv.studies.cells import prepare, run_cells, write_partition
+from fedncv.studies.cells import failures, prepare, run_cells, write_partition
 from fedncv.studies.cost import costs
 from fedncv.studies.study import FILE, Cell, Study, Tuning, extend, read_study, to_toml
 from fedncv.studies.tuning import tune
@@ -85,8 +85,12 @@ def main(argv: list[str]) -> int:
 
 
 def _named(argv: list[str]) -> Study:
-    """The study that is named, for its defaults; without one --help shows those of smoke."""
-    name = argv[0] if argv and not argv[0].startswith("-") else "smoke"
+    """The study that is named first, for its defaults; --help without one shows those of smoke."""
+    name = argv[0] if argv and not argv[0].startswith("-") else ""
+    if not name:
+        if not {"-h", "--help"} & set(argv):
+            raise ValueError(f"name a study first: fedncv study NAME, one of {', '.join(STUDIES)}")
+        name = "smoke"
     if name not in STUDIES:
         raise ValueError(nearest(name, STUDIES, what="study"))
     return STUDIES[name]()
@@ -124,22 +128,22 @@ def _run(study: Study, out: Path, argv: list[str], *, tensorboard: bool) -> int:
         write_partition(out / column, replace(study.cells()[0].config, **vars(settings)))
     save = partial(_save, out, argv)
     save(study)
-    failures: list[str] = []
     try:
         study = tune(study, out, partial(_run_all, "tuning", out, tensorboard), save)
-        failures = _run_all("run", out, tensorboard, study.cells())
+        _run_all("run", out, tensorboard, study.cells())
     except KeyboardInterrupt:
         print("\nstopped; nothing is lost. Go on with the same command.", file=sys.stderr)
         return 130
     for column in study.columns():
         print_table([out / cell.folder for cell in study.cells() if cell.folder.parent == Path(column)])
     print(f"\nstudy  {out}\npage   fedncv report {out}")
-    for failure in failures:
-        print(f"fedncv: {failure}", file=sys.stderr)
-    return 2 if failures else 0
+    failed = failures(out, study.cells())
+    for each in failed:
+        print(f"fedncv: {each}", file=sys.stderr)
+    return 2 if failed else 0
 
 
-def _run_all(what: str, out: Path, tensorboard: bool, cells: list[Cell]) -> list[str]:
+def _run_all(what: str, out: Path, tensorboard: bool, cells: list[Cell]) -> None:
     folders = prepare(out, cells)
     configs = {out / cell.folder: cell.config for cell in cells}
     with Grid(what, len(cells), [configs[folder] for folder in folders]) as grid:
@@ -148,7 +152,7 @@ def _run_all(what: str, out: Path, tensorboard: bool, cells: list[Cell]) -> list
             from fedncv.tensorboard import beside
 
             watch = beside(watch, {config: folder for folder, config in configs.items()})
-        return run_cells(folders, watch)
+        run_cells(folders, watch)
 
 
 def _save(out: Path, argv: list[str], study: Study) -> None:
@@ -185,7 +189,8 @@ def _dry_run(study: Study, out: Path) -> int:
     trials = [cell for column, method in study.untuned() for cell in _trials(study, column, method)]
     done = [cell for cell in cells + trials if (out / cell.folder / "state.safetensors").exists()]
     lines = costs(cells + trials)
-    table = Table(title=f"{study.title}: {len(cells)} runs, {len(trials)} for tuning; {len(done)} begun or done")
+    print(f"{study.title}: {len(cells)} runs, {len(trials)} for tuning; {len(done)} of them begun or done")
+    table = Table()
     for heading in ("dataset", "method", "runs", "samples", "bytes", "time"):
         table.add_column(heading, justify="left" if heading in ("dataset", "method") else "right")
     for data, method, runs, cost, _ in lines:
@@ -195,7 +200,7 @@ def _dry_run(study: Study, out: Path) -> int:
     table.add_row("in all", "", str(len(cells) + len(trials)), *_totals(total))
     console = Console() if Console().is_terminal else Console(width=140)
     console.print(table)
-    print("time: runs one after the other, from one round of each on this machine; stacked seeds take less")
+    print("time: from one round of each method on this machine, its seeds together; measuring comes on top")
     for why in dict.fromkeys(f"{data}: {why}" for data, _, _, _, why in lines if why):
         print(f"unknown: {why}")
     return 0

@@ -12,10 +12,8 @@ from typing import Any, NamedTuple
 from fedncv.config import RunConfig, read_toml
 from fedncv.report import names
 from fedncv.results import CONFIG, TIMING, Run, read_config, read_rows
-from fedncv.studies.study import FILE, TUNING, Study, read_study
+from fedncv.studies.study import FILE, NEUTRAL, TUNING, Study, read_study
 
-# These do not change what a run measures.
-NEUTRAL = ("device", "data_dir", "checkpoint_every")
 DEPTH = 4  # folders below the one that was named
 
 
@@ -197,7 +195,7 @@ def _unreadable(path: Path, error: str, study: Study | None) -> Missing:
 
 
 def seconds(run: Run) -> float | None:
-    """What the run's clocks add up to; None where they are lost. Runs that were stacked share their clocks."""
+    """What the run's clocks add up to; None where they are lost. Runs that went together were given equal shares."""
     path = run.folder / TIMING
     if not path.exists():
         return None

@@ -126,6 +126,7 @@ CLIENT_WORDS = (
 )
 VARIANCE_WORDS = "Variance of the server's update over draws of clients, at the state the run had reached."
 WORK_WORDS = (
-    "What training took, without what measuring took. Seconds are the run's own clocks; runs that were stacked on one "
-    "device share them. A seed that never reached the target is counted in “reached it” and in no mean."
+    "What training took, without what measuring took. Seconds are the run's own clocks; of runs that went together "
+    "on one device each has an equal share. A seed that never reached the target is in no mean; “reached it” "
+    "counts those that did."
 )

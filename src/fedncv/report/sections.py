@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from fedncv.comparison import paired
 from fedncv.config import Settings
 from fedncv.report import names, series
-from fedncv.report.gather import NEUTRAL, Column, Results, command
+from fedncv.report.gather import Column, Results, command
 from fedncv.report.table import METRICS, Entry, MainTable
 from fedncv.report.verdict import AGREES, DIFFERS, PARTLY, Claim, headline
+from fedncv.studies.study import NEUTRAL
 
 Indices = NDArray[np.int64]
 

@@ -12,9 +12,10 @@ from typing import NamedTuple
 from fedncv import store
 from fedncv.config import RunConfig
 from fedncv.data import divide, load, statistics
-from fedncv.results import STATE, is_run, read_config, read_run
-from fedncv.simulate import Row, resume
-from fedncv.studies.study import PARTITION, Cell
+from fedncv.engine.problem import build
+from fedncv.results import STATE, is_run, read_config, read_rows, read_run
+from fedncv.simulate import Course, Row, advance_together
+from fedncv.studies.study import NEUTRAL, PARTITION, Cell
 
 
 class Watch(NamedTuple):
@@ -26,21 +27,19 @@ class Watch(NamedTuple):
 
 
 def prepare(out: Path, cells: list[Cell]) -> list[Path]:
-    """A folder for every cell that has none yet; one with another config is refused, finished ones left out.
+    """The runs that are to go on, with a folder for each; one that holds another config is refused.
 
-    The device and the place of the data may have changed since: they do not change what a run is.
+    A run that failed is not tried again: it would fail in the same round. Device and engine may have changed
+    since a run was begun; it keeps its own.
     """
     left = []
     for folder, config in cells:
         path = out / folder
         if is_run(path):
             run = read_run(path)
-            same = replace(
-                run.config, device=config.device, data_dir=config.data_dir, checkpoint_every=config.checkpoint_every
-            )
-            if same != config:
+            if replace(run.config, **{name: getattr(config, name) for name in NEUTRAL}) != config:
                 raise ValueError(f"{path} holds a run with other settings than the study's; choose another --out")
-            if run.status == "finished":
+            if run.status != "unfinished":
                 continue
             if run.config != config and not (path / STATE).exists():  # not begun: it takes the new device
                 store.create(path, config, overwrite=True)
@@ -50,12 +49,11 @@ def prepare(out: Path, cells: list[Cell]) -> list[Path]:
     return left
 
 
-def run_cells(folders: list[Path], watch: Watch) -> list[str]:
-    """Every run to its end; those that diverged do not stop the others and are returned in words."""
-    failures: list[str] = []
+def run_cells(folders: list[Path], watch: Watch) -> None:
+    """Every run to its end; one that diverges says so, in its metrics too, and does not stop the others."""
     for group in alike(folders):
-        failures += _run_group(group, watch)
-    return failures
+        for courses in _at_the_same_round(group):
+            _run_together(courses, watch)
 
 
 def alike(folders: list[Path]) -> list[list[Path]]:
@@ -66,17 +64,34 @@ def alike(folders: list[Path]) -> list[list[Path]]:
     return list(groups.values())
 
 
-def _run_group(folders: list[Path], watch: Watch) -> list[str]:
-    failures = []
+def _at_the_same_round(folders: list[Path]) -> list[list[Course]]:
+    """The runs as their checkpoints left them, the ones that stand furthest back first."""
+    groups: dict[int, list[Course]] = {}
+    dataset = None
     for folder in folders:
-        config = read_config(folder)
-        watch.begin([config], [read_run(folder).rounds])
-        try:
-            resume(folder, on_round=lambda row, config=config: watch.row(config, row))  # type: ignore[misc]
-        except ArithmeticError as error:
-            failures.append(f"{folder}: {error}")
-            watch.say(failures[-1])
-    return failures
+        problem = build(read_config(folder))
+        dataset = dataset or problem.dataset
+        problem = problem._replace(dataset=dataset)  # the samples are the same: on the device once
+        state = store.load_state(folder, problem)
+        groups.setdefault(state.round, []).append(Course(problem, state, read_rows(folder), folder))
+    return [courses for _, courses in sorted(groups.items())]
+
+
+def _run_together(courses: list[Course], watch: Watch) -> None:
+    configs = {course.problem.config.seed: course.problem.config for course in courses}
+    watch.begin(list(configs.values()), [course.state.round for course in courses])
+    try:
+        advance_together(courses, on_round=lambda seed, row: watch.row(configs[seed], row))
+    except ArithmeticError:
+        for course in courses:
+            if course.error is not None:
+                watch.say(f"{course.folder}: {course.error}")
+
+
+def failures(out: Path, cells: list[Cell]) -> list[str]:
+    """The runs that failed, with the reason each left in its metrics."""
+    runs = [read_run(out / cell.folder) for cell in cells if is_run(out / cell.folder)]
+    return [f"{run.folder}: {run.rows[-1]['failed']}" for run in runs if run.status == "failed"]
 
 
 def write_partition(folder: Path, config: RunConfig) -> None:

@@ -2,12 +2,13 @@
 
 import time
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fedncv.config import RunConfig
 from fedncv.data import DATASETS
-from fedncv.engine.problem import build, start
-from fedncv.engine.sequential import one_thread, run_round
+from fedncv.engine.choose import Engine, engine_for
+from fedncv.engine.problem import State, build, start
+from fedncv.engine.sequential import one_thread
 from fedncv.studies.study import Cell
 
 
@@ -31,21 +32,36 @@ def measured_samples(config: RunConfig) -> float:
     return times * config.epochs * DATASETS[config.data].num_images * (1 - config.test_share)
 
 
-def calibrate(config: RunConfig) -> Cost:
-    """One round of the run, one client at a time; its time and bytes are taken for every round's.
+def calibrate(configs: list[RunConfig]) -> Cost:
+    """A round of runs that differ in their seed only, together as the study runs them; the cost of one of them.
 
     Time grows with the samples trained, measuring "after" included; other measurements come on top.
     """
-    problem = build(config)
-    with one_thread():
-        state, _ = run_round(problem, start(problem))  # the first round also warms up
-        began = time.perf_counter()
-        again, row = run_round(problem, state)
-        seconds = time.perf_counter() - began
-    trained = max(1, again.totals.samples - state.totals.samples)
-    total = expected_samples(config)
-    traffic = (row["bytes_down"] + row["bytes_up"]) / again.round * config.rounds
-    return Cost(total, traffic, seconds / trained * (total + measured_samples(config)))
+    problems = [build(config) for config in configs]
+    problems = [problem._replace(dataset=problems[0].dataset) for problem in problems]
+    engine = engine_for(problems)
+    try:
+        with one_thread():
+            states, _ = _round(engine, [start(problem) for problem in problems])  # the first one also warms up
+            began = time.perf_counter()
+            again, rows = _round(engine, states)
+            seconds = time.perf_counter() - began
+    finally:
+        engine.close()
+    before, after = (sum(state.totals.samples for state in each) for each in (states, again))
+    total = expected_samples(configs[0])
+    traffic = sum(row["bytes_down"] + row["bytes_up"] for row in rows) / len(rows) / again[0].round
+    each = seconds / max(1, after - before)
+    return Cost(total, traffic * configs[0].rounds, each * (total + measured_samples(configs[0])))
+
+
+def _round(engine: Engine, states: list[State]) -> tuple[list[State], list[dict[str, Any]]]:
+    done = []
+    for outcome in engine.run_rounds(states):
+        if isinstance(outcome, ArithmeticError):
+            raise outcome
+        done.append(outcome)
+    return [state for state, _ in done], [row for _, row in done]
 
 
 def costs(cells: list[Cell]) -> list[tuple[str, str, int, Cost, str]]:
@@ -58,7 +74,7 @@ def costs(cells: list[Cell]) -> list[tuple[str, str, int, Cost, str]]:
     for group in groups.values():
         config, why = group[0], ""
         try:
-            cost = calibrate(config)
+            cost = calibrate([each for each in group if replace(each, seed=0) == replace(config, seed=0)])
         except (ValueError, ArithmeticError, OSError) as error:  # no data here, no GPU here, diverged
             cost, why = Cost(expected_samples(config), None, None), str(error)
         name = config.data if config.clients == 100 else f"{config.data}, {config.clients} clients"

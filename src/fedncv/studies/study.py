@@ -16,6 +16,8 @@ FILE = "study.toml"
 TUNING = "tuning"  # the folder of the tuning runs, beside the columns
 PARTITION = "partition.json"  # in a column's folder: who holds what, for the report
 
+NEUTRAL = ("device", "engine", "data_dir", "checkpoint_every")  # settings that do not change what a run is
+
 
 class Tuning(NamedTuple):
     """The same runs for every method, on seeds that are not reported."""
@@ -48,10 +50,13 @@ class Study:
         """Column -> its settings, by its folder's name."""
         found: dict[str, Settings] = {}
         for data in self.datasets:
-            for clients in self.clients or (self.settings.clients,):
-                drawn = max(1, round(self.settings.per_round * clients / self.settings.clients))
-                settings = replace(self.settings, data=data, clients=clients, per_round=min(drawn, clients))
-                found[f"{data}/clients-{clients}" if len(self.clients) > 1 else data] = settings
+            plain = replace(self.settings, data=data)
+            if len(self.clients) <= 1:
+                found[data] = plain
+                continue
+            for clients in self.clients:
+                drawn = max(1, round(plain.per_round * clients / plain.clients))
+                found[f"{data}/clients-{clients}"] = replace(plain, clients=clients, per_round=min(drawn, clients))
         return found
 
     def cells(self) -> list[Cell]:
@@ -155,11 +160,10 @@ def read_study(folder: Path) -> Study:
 
 def extend(old: Study, new: Study, *, where: Path) -> Study:
     """``old`` with the datasets, methods and seeds of ``new`` added; another protocol is refused by field."""
-    ignored = ("data", "device", "data_dir", "checkpoint_every")
     differing = [
         f"{f.name} {getattr(old.settings, f.name)!r} → {getattr(new.settings, f.name)!r}"
         for f in fields(Settings)
-        if f.name not in ignored and getattr(old.settings, f.name) != getattr(new.settings, f.name)
+        if f.name not in ("data", *NEUTRAL) and getattr(old.settings, f.name) != getattr(new.settings, f.name)
     ]
     if len(old.clients) <= 1 < len(new.clients) or len(new.clients) <= 1 < len(old.clients):
         differing.append(f"clients {list(old.clients)} → {list(new.clients)}")
@@ -173,7 +177,7 @@ def extend(old: Study, new: Study, *, where: Path) -> Study:
 
     return replace(
         old,
-        settings=replace(old.settings, device=new.settings.device, data_dir=new.settings.data_dir),
+        settings=replace(old.settings, **{name: getattr(new.settings, name) for name in NEUTRAL}),
         datasets=joined("datasets"),
         methods=joined("methods"),
         seeds=joined("seeds"),

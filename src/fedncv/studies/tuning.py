@@ -8,7 +8,7 @@ from pathlib import Path
 from fedncv.results import read_run
 from fedncv.studies.study import Cell, Study
 
-Run = Callable[[list[Cell]], list[str]]  # runs cells to their end and returns the failures in words
+Run = Callable[[list[Cell]], None]  # runs cells to their end
 
 
 def tune(study: Study, out: Path, run: Run, save: Callable[[Study], None]) -> Study:

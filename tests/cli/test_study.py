@@ -1,0 +1,170 @@
+"""fedncv study and fedncv report as a person meets them."""
+
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from fedncv.cli import main
+from fedncv.results import read_run
+from fedncv.studies.study import FILE, read_study
+
+QUICK = ["--model", "mlp", "--clients", "5", "--per-round", "2", "--rounds", "3", "--epochs", "1", "--eval-every", "1"]
+
+
+def study(out, *words):
+    return main(["study", "smoke", *QUICK, "--methods", "fedavg", "fedper", "--out", str(out), *words])
+
+
+def test_a_study_is_a_folder_of_runs_and_its_page(tmp_path, capsys):
+    out = tmp_path / "study"
+    assert study(out, "--seeds", "2") == 0
+    text = capsys.readouterr().out
+    assert "run 4/4  digits  fedper lr 0.05 seed 1" in text
+    assert "s left" in text
+    assert f"fedncv report {out}" in text
+    assert sorted(p.name for p in (out / "digits").iterdir()) == [
+        "fedavg-seed0", "fedavg-seed1", "fedper-seed0", "fedper-seed1", "partition.json",
+    ]  # fmt: skip
+    assert read_study(out).settings.rounds == 3
+    assert main(["report", str(out)]) == 0
+    page = (out / "report.html").read_text()
+    assert "4 of 4 runs finished" in page
+    assert "fedncv study smoke --model mlp" in page
+    assert "Which client holds which classes" in page
+
+
+def test_the_same_command_runs_nothing_twice_and_more_seeds_only_the_new_ones(tmp_path, capsys):
+    out = tmp_path / "study"
+    assert study(out, "--seeds", "1") == 0
+    before = (out / "digits/fedavg-seed0/timing.jsonl").read_bytes()
+    capsys.readouterr()
+    assert study(out, "--seeds", "2") == 0
+    text = capsys.readouterr().out
+    assert "seed 0  before" not in text
+    assert "run 3/4" in text
+    assert (out / "digits/fedavg-seed0/timing.jsonl").read_bytes() == before
+    assert read_study(out).seeds == (0, 1)
+
+
+def test_tuning_is_frozen_before_the_reported_seeds_begin(tmp_path, capsys):
+    out = tmp_path / "study"
+    words = ["--seeds", "1", "--tune", "--tuning-lr", "0.05", "1e30", "--tuning-seeds", "1"]
+    assert study(out, *words) == 0
+    text = capsys.readouterr().out
+    assert text.index("tuning 1/4") < text.index("run 1/2")
+    assert read_study(out).lr == {"digits": {"fedavg": 0.05, "fedper": 0.05}}  # 1e30 diverged
+    assert read_run(out / "digits/fedavg-seed0").config.lr == 0.05
+    assert study(out, *words) == 0
+    assert "tuning 1/" not in capsys.readouterr().out
+    assert study(out, "--seeds", "1", "--tune") == 2  # another grid after the fact
+    assert "another protocol (tuning" in capsys.readouterr().err
+    assert main(["report", str(out)]) == 0
+    assert "Learning rates, tuned" in (out / "report.html").read_text()
+
+
+def test_a_diverged_run_stops_no_other_and_is_on_the_page(tmp_path, capsys):
+    out = tmp_path / "study"
+    assert study(out, "--seeds", "1", "--methods", "fedprox:mu=1e30", "fedavg") == 2
+    assert "diverged in round 1" in capsys.readouterr().err
+    assert main(["report", str(out)]) == 0
+    page = (out / "report.html").read_text()
+    assert "1 of 2 runs finished, 1 failed" in page
+    assert "diverged in round 1" in page
+
+
+def test_a_dry_run_says_what_it_costs_and_leaves_nothing(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEDNCV_DATA", str(tmp_path / "none"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    words = ["--methods", "fedavg", "--seeds", "2", "--dry-run", "--tune", "--tuning-seeds", "1"]
+    assert main(["study", "smoke", *QUICK, *words]) == 0
+    text = capsys.readouterr().out
+    assert "2 runs, 3 for tuning" in text
+    assert " 8,086 " in text  # 5 runs of 3 rounds, 2 of 5 clients, 1 epoch, of 1,797 · 0.75
+    assert "in all" in text
+    assert not (tmp_path / "runs").exists()
+
+
+def test_table_2_is_about_the_datasets(tmp_path, capsys):
+    assert main(["study", "table2", "--out", str(tmp_path)]) == 0
+    assert "| `mnist` |" in capsys.readouterr().out
+    assert "| `mnist` |" in (tmp_path / "table2.md").read_text()
+
+
+MISTAKES = [
+    (["study", "tabel1"], "unknown study 'tabel1'; did you mean 'table1'"),
+    (["study"], "name"),
+    (["study", "smoke", "--seeds", "0"], "at least 1, not 0"),
+    (["study", "smoke", "--methods", "fedavgg"], "did you mean 'fedavg'"),
+    (["study", "smoke", "--datasets", "digts"], "did you mean 'digits'"),
+    (["study", "smoke", "--clients", "3", "--per-round", "9"], "per_round"),
+    (["study", "smoke", "--device", "cuda"], "torch sees no GPU here"),
+    (["study", "smoke", "--tune", "--tuning-seeds", "0"], "--tune needs at least one"),
+    (["report", "nowhere"], "there is no folder nowhere"),
+    (["report", "."], "holds no run"),
+    (["report", ".", "--target", "80"], "from 0 to 1, not 80"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), MISTAKES, ids=lambda v: " ".join(v) if isinstance(v, list) else "")
+def test_a_mistake_gets_one_line_and_leaves_nothing_behind(words, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("fedncv: ")
+    assert message in error
+    assert error.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_a_stopped_study_goes_on_to_the_same_bytes(tmp_path):
+    words = ["smoke", "--model", "mlp", "--clients", "5", "--per-round", "2", "--rounds", "60", "--epochs", "1"]
+    words += ["--methods", "fedavg", "scaffold", "--seeds", "2", "--out"]
+
+    def run(out):
+        command = [sys.executable, "-m", "fedncv", "study", *words, str(out)]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    stopped = run(tmp_path / "stopped")
+    metrics = tmp_path / "stopped/digits/fedavg-seed1/metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while not (metrics.exists() and metrics.read_bytes().count(b"\n") > 5):
+        assert stopped.poll() is None, stopped.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    stopped.send_signal(signal.SIGINT)
+    _, error = stopped.communicate(timeout=60)
+    assert stopped.returncode == 130
+    assert error.strip() == "stopped; nothing is lost. Go on with the same command."
+    assert main(["report", str(tmp_path / "stopped")]) == 0  # a page while it is under way
+    assert "not begun" in (tmp_path / "stopped/report.html").read_text()
+    for out in ("stopped", "whole"):
+        process = run(tmp_path / out)
+        _, error = process.communicate(timeout=300)
+        assert process.returncode == 0, error
+    for name in ("fedavg-seed0", "fedavg-seed1", "scaffold-seed0", "scaffold-seed1"):
+        a, b = (tmp_path / out / "digits" / name / "metrics.jsonl" for out in ("stopped", "whole"))
+        assert a.read_bytes() == b.read_bytes()
+
+
+def test_a_run_with_other_settings_in_a_studys_place_is_refused(tmp_path, capsys):
+    out = tmp_path / "study"
+    assert study(out, "--seeds", "1") == 0
+    shutil.copy(out / FILE, tmp_path / "kept")
+    config = out / "digits/fedavg-seed0/config.toml"
+    config.write_text(config.read_text().replace("rounds = 3", "rounds = 4"))
+    capsys.readouterr()
+    assert study(out, "--seeds", "1") == 2
+    assert "holds a run with other settings than the study's" in capsys.readouterr().err
+
+
+def test_tensorboards_events_lie_in_the_runs(tmp_path):
+    pytest.importorskip("tensorboard")
+    assert study(tmp_path / "study", "--seeds", "1", "--tensorboard") == 0
+    assert list((tmp_path / "study/digits/fedavg-seed0/tensorboard").glob("events*"))

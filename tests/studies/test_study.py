@@ -1,0 +1,140 @@
+"""Studies as values and files: which runs, where, and what may be added to them."""
+
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fedncv.config import Settings
+from fedncv.data import DATASETS
+from fedncv.methods import METHODS
+from fedncv.studies import FIG3, STUDIES, TABLE1, present
+from fedncv.studies.cost import expected_samples, measured_samples
+from fedncv.studies.study import FILE, Study, Tuning, extend, read_study, to_toml
+from fedncv.studies.tuning import choose
+
+
+@pytest.fixture
+def study():
+    settings = Settings(clients=20, per_round=5)
+    return Study(
+        name="mine", title='A "quoted" title', settings=settings, datasets=("mnist", "digits"),
+        methods=("fedavg", "fedprox:mu=0.1"), seeds=(0, 1),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_named_study_is_sound(name):
+    study = STUDIES[name]()
+    assert study.name == name
+    assert set(study.datasets) <= set(DATASETS)
+    study.check()
+
+
+def test_the_papers_grids():
+    table1, fig2, fig3 = (STUDIES[name]() for name in ("table1", "fig2", "fig3"))
+    assert (len(TABLE1), len(FIG3)) == (7, 12)
+    assert set(present(*TABLE1)) <= set(table1.methods)
+    assert set(present(*FIG3)) <= set(fig3.methods)
+    assert len(table1.seeds) >= 10
+    assert (min(fig2.clients), max(fig2.clients)) == (100, 1000)
+    protocol = Settings()
+    for each in (table1, fig3):
+        assert replace(each.settings, eval_every=protocol.eval_every) == protocol
+
+
+def test_a_method_that_does_not_exist_is_not_listed():
+    assert present("fedavg", "nothing", "fedavg:nothing=1") == ("fedavg",)
+
+
+def test_fedncv_is_in_every_study_that_trains():
+    if "fedncv" in METHODS:
+        assert all("fedncv" in study().methods for study in STUDIES.values() if study().methods)
+
+
+def test_cells_are_columns_times_methods_times_seeds(study):
+    folders = [str(cell.folder) for cell in study.cells()]
+    assert folders[:4] == [
+        "mnist/fedavg-seed0", "mnist/fedavg-seed1", "mnist/fedprox-mu-0.1-seed0", "mnist/fedprox-mu-0.1-seed1",
+    ]  # fmt: skip
+    assert len(set(folders)) == 2 * 2 * 2
+
+
+def test_more_clients_are_columns_with_as_many_more_drawn(study):
+    columns = replace(study, clients=(20, 100, 2)).columns()
+    assert [(c.clients, c.per_round) for c in columns.values()][:3] == [(20, 5), (100, 25), (2, 1)]
+    assert next(iter(columns)) == "mnist/clients-20"
+
+
+def test_a_study_is_read_back_as_it_was_written(study, tmp_path):
+    tuned = replace(study, tuning=Tuning((0.1, 1.0), (1000,)), lr={"mnist": {"fedprox:mu=0.1": 0.1}}, clients=(5, 9))
+    for each in (study, tuned):
+        text = to_toml(each, {"made_with": {"command": 'fedncv "x" \\ ü'}})
+        assert tomllib.loads(text)["made_with"] == {"command": 'fedncv "x" \\ ü'}
+        (tmp_path / FILE).write_text(text)
+        assert read_study(tmp_path) == each
+
+
+@pytest.mark.parametrize("lost", ["name", "seeds", "settings"])
+def test_a_study_file_with_a_gap_is_named(study, tmp_path, lost):
+    text = to_toml(study).replace(f"[{lost}]", "[other]") if lost == "settings" else to_toml(study)
+    lines = [line for line in text.splitlines() if not line.startswith(f"{lost} =")]
+    (tmp_path / FILE).write_text("\n".join(lines))
+    with pytest.raises(ValueError, match=lost):
+        read_study(tmp_path)
+
+
+def test_datasets_methods_and_seeds_can_be_added_and_nothing_else(study):
+    more = replace(study, datasets=("cifar10",), methods=("scaffold",), seeds=(0, 1, 2))
+    grown = extend(study, more, where=Path("out"))
+    assert grown.datasets == ("mnist", "digits", "cifar10")
+    assert grown.methods == ("fedavg", "fedprox:mu=0.1", "scaffold")
+    assert grown.seeds == (0, 1, 2)
+    other = replace(study, settings=replace(study.settings, rounds=7, lr=0.5))
+    with pytest.raises(ValueError, match=r"out holds a study with another protocol \(rounds 100 → 7, lr 0.01 → 0.5\)"):
+        extend(study, other, where=Path("out"))
+    with pytest.raises(ValueError, match="tuning, which must come before"):
+        extend(study, replace(study, tuning=Tuning()), where=Path("out"))
+    moved = replace(study, settings=replace(study.settings, device="cuda", data="digits"))
+    assert extend(study, moved, where=Path("out")).settings.device == "cuda"
+
+
+def test_mistakes_are_found_before_a_folder_is_made(study):
+    for changes, message in (
+        ({"seeds": ()}, "at least one of --seeds"),
+        ({"datasets": ("digits", "digits")}, "--datasets names one twice"),
+        ({"methods": ("fedavg", "fedavg")}, "--methods names one twice"),
+        ({"methods": ("fedavgg",)}, "did you mean 'fedavg'"),
+        ({"tuning": Tuning(seeds=(0,))}, "seed 0 is for tuning"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            replace(study, **changes).check()
+
+
+def test_tuning_gives_every_method_the_same_runs_on_other_seeds(study):
+    tuned = replace(study, tuning=Tuning((0.01, 0.1), (1000, 1001)))
+    assert len(tuned.untuned()) == 4
+    cells = [cell for key in tuned.untuned() for lr in (0.01, 0.1) for cell in tuned.tuning_cells(*key, lr)]
+    assert len({cell.folder for cell in cells}) == len(cells) == 4 * 2 * 2
+    assert not {cell.config.seed for cell in cells} & {cell.config.seed for cell in tuned.cells()}
+    assert str(cells[0].folder) == "tuning/mnist/lr-0.01/fedavg-seed1000"
+    frozen = replace(tuned, lr={"mnist": {"fedavg": 0.1}})
+    assert {cell.config.lr for cell in frozen.cells() if str(cell.folder).startswith("mnist/fedavg")} == {0.1}
+    assert ("mnist", "fedavg") not in frozen.untuned()
+
+
+def test_the_best_learning_rate_wins_and_the_smaller_of_equals():
+    assert choose({0.1: 0.5, 0.01: 0.7, 0.03: 0.7}) == 0.01
+    assert choose({0.1: float("-inf"), 0.01: float("-inf")}) == 0.01
+
+
+def test_expected_samples_by_algebra():
+    """1,797 digits, three quarters of them trained on, 5 of 20 clients, 3 epochs, 2 rounds."""
+    config = Study(
+        name="", title="", settings=Settings(clients=20, per_round=5, epochs=3, rounds=2), datasets=("digits",),
+        methods=("fedavg",), seeds=(0,),
+    ).cells()[0].config  # fmt: skip
+    assert expected_samples(config) == pytest.approx(2 * 5 * 3 * 1797 * 0.75 / 20)
+    assert measured_samples(config) == pytest.approx(3 * 1797 * 0.75)
+    assert measured_samples(replace(config, rounds=10, after_every=5)) == pytest.approx(2 * 3 * 1797 * 0.75)
