@@ -12,6 +12,7 @@ from made_up_runs import made_up_study, write_run, write_study
 import fedncv.report
 from fedncv.report.gather import command, gather, seconds
 from fedncv.report.table import main_table
+from fedncv.report.write import write
 from fedncv.studies.study import FILE, Tuning
 
 
@@ -131,9 +132,16 @@ def test_nothing_to_report_is_said_in_one_line(study, tmp_path):
         gather(tmp_path / "nowhere")
     with pytest.raises(ValueError, match="holds no run"):
         gather(tmp_path)
-    write_study(tmp_path, study, skip=[str(cell.folder) for cell in study.cells()])
-    with pytest.raises(ValueError, match=r"no finished run yet \(fedavg seed 0 not begun"):
+    write_run(tmp_path / "run", config_of(study, "cifar10/fedavg-seed0"), 0.5, until=3)
+    with pytest.raises(ValueError, match=r"no finished run yet \(fedavg seed 0 unfinished"):
         gather(tmp_path)
+
+
+def test_a_study_that_has_only_begun_has_a_page_that_says_so(study, tmp_path):
+    write_study(tmp_path, study, skip=[str(cell.folder) for cell in study.cells()])
+    text = write(tmp_path)[0].read_text()
+    assert "0 of 9 runs finished, 9 not begun" in text
+    assert "No run is finished yet" in text
 
 
 def test_the_report_imports_no_training_code():

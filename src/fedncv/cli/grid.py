@@ -85,7 +85,7 @@ class Grid:
     def time_left(self) -> str:
         if not self._done:
             return ""
-        return duration((time.monotonic() - self._began) / self._done * self._work_left) + " left"
+        return duration((time.monotonic() - self._began) / self._done * max(0.0, self._work_left)) + " left"
 
     def say(self, text: str) -> None:
         if self._bar:

@@ -41,6 +41,8 @@ def look(results: Results, method: str) -> dict[str, Any]:
 def curves(results: Results) -> Any:
     """Accuracy before local training against rounds, a panel a column, as in Figs. 1 and 3."""
     columns = [column for column in results.columns if "before" in series.curves(column)]
+    if not columns:
+        return None
     figure, panels = _panels(len(columns), height=3.1)
     for panel, column in zip(panels, columns, strict=False):
         for method, points in series.curves(column)["before"].items():

@@ -76,7 +76,9 @@ class Results(NamedTuple):
     @property
     def protocol(self) -> RunConfig:
         """The settings that all runs share."""
-        return next(run.config for column in self.columns for runs in column.runs.values() for run in runs)
+        finished = (run.config for column in self.columns for runs in column.runs.values() for run in runs)
+        planned = (cell.config for cell in (self.study.cells() if self.study else []))
+        return next(finished, None) or next(planned)
 
 
 def gather(folder: Path, *, allow: tuple[str, ...] = ()) -> Results:
@@ -100,7 +102,7 @@ def gather(folder: Path, *, allow: tuple[str, ...] = ()) -> Results:
         allow = (*allow, "clients", "per_round")
     differing = _check_protocol(runs, allow)
     columns, missing = _columns(folder, study, runs, unreadable)
-    if not any(column.runs for column in columns):
+    if study is None and not any(column.runs for column in columns):
         state = "; ".join(f"{each.method} seed {each.seed} {each.status}" for each in missing[:3])
         raise ValueError(f"{folder} holds no finished run yet ({state}); a report needs one")
     planned = len(study.cells()) if study else len(runs) + len(unreadable)
@@ -166,7 +168,8 @@ def _columns(
             reason = f"round {run.rounds} of {config.rounds}"
             if run.status == "failed":
                 reason = f"{run.rows[-1]['failed']} ({reason})"
-            missing.append(Missing(name, config.method, config.seed, run.status, reason))
+            status = run.status if run.rows else "not begun"
+            missing.append(Missing(name, config.method, config.seed, status, reason if run.rows else ""))
     for path, error in unreadable.items():
         missing.append(_unreadable(path, error, study))
         seen.add(missing[-1][:3])

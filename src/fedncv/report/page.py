@@ -18,8 +18,9 @@ def page(results: Results, table: MainTable, claims: list[Claim], *, target: flo
     data = chart_data(results)
     parts = [
         ("verdict", "Verdict", "", sections.verdict(results, table, claims) + sections.missing(results)),
-        ("table", "Results", TABLE_WORDS, sections.main_table(table) + sections.standings(results, table)),
-        ("curves", "Curves", CURVE_WORDS, _chart("curves", "round samples bytes", "accuracy")),
+        ("table", "Results", TABLE_WORDS, sections.main_table(table) + sections.standings(table)),
+        ("curves", "Curves", CURVE_WORDS, _chart("curves", "round samples bytes", "accuracy")
+         if data["curves"] else ""),
         ("scale", "More clients", SCALE_WORDS, _chart("scale", "clients", "accuracy") if data["scale"] else ""),
         ("clients", "Clients", CLIENT_WORDS, sections.clients(results)),
         ("partition", "Partition", "", sections.partitions(results)),

@@ -115,7 +115,7 @@ def _cell(entry: Entry, metric: str) -> str:
     return f'<td class="{classes}" data-value="{ours.mean:.6f}" title="{title}">{mean}{spread}{short}{paper}</td>'
 
 
-def standings(results: Results, table: MainTable) -> str:
+def standings(table: MainTable) -> str:
     """Who is first, by how much, and whether that survives the number of columns."""
     rows = []
     for column, metric in table.keys:
@@ -137,6 +137,8 @@ def standings(results: Results, table: MainTable) -> str:
         ]  # fmt: skip
         body = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
         rows.append(f"<tr><th>{escape(column.title)}, {metric}</th>{body}</tr>")
+    if not rows:
+        return ""
     heads = ("Best", "Ahead by, points (95 %)", "Second", "Not told from the best", "p", "p, Holm", "So")
     return (
         "<details><summary>Who is first, and how sure that is</summary><div><p class='soft small'>Differences are "

@@ -42,6 +42,8 @@ def claims(results: Results, table: MainTable) -> list[Claim]:
 
 def headline(results: Results, table: MainTable, found: list[Claim]) -> str:
     """One sentence that says it."""
+    if not results.num_finished:
+        return "No run is finished yet, so there is nothing to say."
     counted = {verdict: sum(1 for claim in found if claim.verdict == verdict) for verdict in (AGREES, PARTLY, DIFFERS)}
     judged = sum(counted.values())
     parts = []
