@@ -19,7 +19,7 @@ from fedncv.flower.processes import flwr
 from fedncv.results import Run, is_run, read_run
 
 LOOK_SECONDS = 2.0
-STUCK_SECONDS = 60.0  # without a new round before Flower is asked whether the run still lives
+STUCK_SECONDS = 30.0  # without a new round before Flower is asked whether the run still lives
 
 PYPROJECT = """\
 [project]
