@@ -4,6 +4,7 @@ import os
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -88,9 +89,13 @@ class HandMade:
     def __init__(self, folder, run, study, *, spoil=None):
         self.folder, self.run, self.study, self.spoil = folder, run, study, spoil
         self.sent, self.waiting, self.number = [], [], 0
+        self.activated = {}  # client -> when its node was activated
 
-    def get_node_ids(self):
-        return [1000 + int(path.name) for path in (self.folder / "clients").iterdir()]
+    def get_nodes(self):
+        return [SimpleNamespace(node_id=1000 + u, last_activated_at=self.activated.get(u, "")) for u in self.clients()]
+
+    def clients(self):
+        return [int(path.name) for path in (self.folder / "clients").iterdir()]
 
     def push_messages(self, messages):
         from flwr.app import Error, Message
@@ -108,7 +113,8 @@ class HandMade:
             except Exception as error:  # as Flower does: what the app raises becomes an error message
                 reply = Message(Error(0, str(error)), reply_to=message)
             self.sent.append((u, message, reply))
-            replies = [reply] if self.spoil is None else self.spoil(u, message.metadata.group_id, message, reply)
+            group = message.metadata.group_id
+            replies = [reply] if self.spoil is None else self.spoil(u, group, message, reply)
             self.waiting += replies
             ids.append(str(self.number))
         return ids
@@ -143,7 +149,7 @@ def by_hand(tmp_path, monkeypatch):
         run_folder = place / "server" / "runs" / name
         if not run_folder.exists():
             store.create(run_folder, config)
-        grid = HandMade(place, name, write_toml(config), spoil=spoil)
+        grid = run.grid = HandMade(place, name, write_toml(config), spoil=spoil)
         nodes = {u: 1000 + u for u in range(config.clients)}
         form = folders.read_form(place / "server")
         return server.serve(grid, run_folder, config, form, nodes, rules), grid

@@ -191,6 +191,23 @@ def test_a_client_that_fails_is_asked_again(by_hand, tools, config):
     assert tools.compare(state, tools.sequential(config)) == "equal"
 
 
+def test_a_client_that_lost_the_request_in_a_restart_is_asked_again(by_hand, tools, config):
+    """Its node comes back so soon that nobody saw it gone; only the time of its activation tells."""
+    config = replace(config, per_round=3)
+    lost = []
+
+    def spoil(u, group, _message, reply):
+        if (u, group) == (1, "2") and not lost:
+            lost.append(reply)
+            by_hand.grid.activated[1] = "later"
+            return []
+        return [reply]
+
+    state, _ = by_hand(config, spoil=spoil)
+    assert lost
+    assert tools.compare(state, tools.sequential(config)) == "equal"
+
+
 def test_a_client_with_a_full_disk_is_absent_until_there_is_room(by_hand, tools, config):
     """ENOSPC from the kernel: the file it writes what it keeps to is /dev/full during round 2."""
     config = replace(config, per_round=3)

@@ -44,7 +44,7 @@ log = logging.getLogger("fedncv.flower")
 class Grid(Protocol):
     """What is used of Flower's Grid."""
 
-    def get_node_ids(self) -> Iterable[int]: ...
+    def get_nodes(self) -> Iterable[Any]: ...
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]: ...
 
@@ -79,15 +79,21 @@ def gather(
     """One right answer from each client in ``nodes`` (client -> node), as far as they come in time.
 
     ``receive`` makes a value of an answer or raises WireError: then the client is out of this round. A client
-    that is offline, fails or is lost is asked again as soon as it is there, ``attempts`` times in all.
+    that is offline, fails or was restarted (and with it has lost the request) is asked again as soon as it is
+    there, ``attempts`` times in all. To be asked twice does no harm: it trains from what it kept, as before.
     """
     deadline = time.monotonic() + seconds
     waiting, pending = set(nodes), dict[str, int]()
     left = dict.fromkeys(nodes, attempts)
     not_before = dict.fromkeys(nodes, 0.0)
+    began: dict[int, str] = {}  # client -> when its node was activated, as of its latest request
     gathered = Gathered({}, {})
     while waiting and time.monotonic() < deadline:
-        online = set(grid.get_node_ids())
+        online = {node.node_id: node.last_activated_at for node in grid.get_nodes()}
+        for sent, u in list(pending.items()):
+            if online.get(nodes[u], began[u]) != began[u]:
+                log.warning("%s: client %d was restarted", group, u)
+                del pending[sent]
         now = time.monotonic()
         for u in sorted(waiting - set(pending.values())):
             if left[u] and nodes[u] in online and now >= not_before[u]:
@@ -95,6 +101,7 @@ def gather(
                 message = Message(request(u), nodes[u], kind, ttl=ttl, group_id=group)
                 (sent,) = grid.push_messages([message])
                 left[u] -= 1
+                began[u] = online[nodes[u]]
                 if sent:
                     pending[sent] = u
         for answer in grid.pull_messages(set(pending)) if pending else ():
