@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 from fedncv.config import RunConfig, Settings
 
-
 SMOKE = ("fedavg", "fedprox", "scaffold", "fedper", "fedncv-paper", "fedncv")
 
 
