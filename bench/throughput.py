@@ -7,15 +7,18 @@ PyTorch loop in the same process first; ``--evaluate`` adds the before-evaluatio
 """
 
 import argparse
+import multiprocessing
 import time
 from typing import Any
 
+import numpy as np
 import torch
 from study import images, machine, problems
 from torch import nn
 
 from fedncv.engine import stacked_scores
 from fedncv.engine.problem import Problem, start
+from fedncv.engine.processes import ProcessesEngine
 from fedncv.engine.sequential import DivergedError, draw
 from fedncv.engine.stacked import StackedEngine
 from fedncv.models import LeNet5
@@ -29,6 +32,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--method", default="fedavg")
     parser.add_argument("--plain", action="store_true", help="a plain PyTorch loop beside it")
+    parser.add_argument("--stacked", action="store_true", help="the stacked engine on a CPU too")
     parser.add_argument("--profile", action="store_true", help="where the time of two rounds goes")
     parser.add_argument("--evaluate", action="store_true", help="score all clients every ten rounds")
     arguments = parser.parse_args()
@@ -36,13 +40,54 @@ def main() -> None:
     print(machine())
     settings = {"method": arguments.method, "device": arguments.device, "per_round": arguments.per_round}
     made = problems(arguments.seeds, data=images(), rounds=arguments.rounds + 3, **settings)
-    if arguments.plain:
+    on_gpu = made[0].model.start_P.is_cuda
+    if arguments.plain and on_gpu:
         report("plain PyTorch loop", *plain(made[0], seconds=10.0))
-    stacked(made, arguments)
+    if on_gpu or arguments.stacked:
+        stacked(made, arguments)
+    else:
+        on_cores(made, arguments)
 
 
 def report(name: str, samples: int, seconds: float, more: str = "") -> None:
     print(f"{name:28s} {samples / seconds:12,.0f} samples/s   {samples:10,d} samples in {seconds:6.2f} s   {more}")
+
+
+def on_cores(made: list[Problem], arguments: argparse.Namespace) -> None:
+    """Processes of ours and of a plain loop in turn, so that a busy machine slows both alike."""
+    began = time.perf_counter()
+    states = [start(problem) for problem in made]
+    with ProcessesEngine(made) as engine:
+        engine.run_rounds(states, [draw(problem, 0)._replace(shares=[1e-9] * arguments.per_round) for problem in made])
+        print(f"start-up: {time.perf_counter() - began:.1f} s")
+        ours, theirs = np.zeros(2), np.zeros(2)
+        for _ in range(arguments.rounds):
+            if arguments.plain:
+                theirs += plain_processes(made[0], seconds=5.0)
+            began, before = time.perf_counter(), sum(state.totals.samples for state in states)
+            states = [settled(each) for each in engine.run_rounds(states)]
+            ours += (sum(state.totals.samples for state in states) - before, time.perf_counter() - began)
+    if arguments.plain:
+        report("plain loop, 2 processes", int(theirs[0]), theirs[1])
+    report(f"processes, {arguments.seeds} x {arguments.per_round}", int(ours[0]), ours[1])
+
+
+def plain_processes(problem: Problem, *, seconds: float) -> tuple[int, float]:
+    """The plain loop in two processes, each with clients of its own."""
+    context = multiprocessing.get_context("fork")
+    queue = context.SimpleQueue()
+
+    def run() -> None:
+        torch.set_num_threads(1)
+        queue.put(plain(problem, seconds=seconds))
+
+    workers = [context.Process(target=run) for _ in range(2)]
+    for worker in workers:
+        worker.start()
+    results = [queue.get() for _ in workers]
+    for worker in workers:
+        worker.join()
+    return sum(samples for samples, _ in results), max(spent for _, spent in results)
 
 
 def wait(device: torch.device) -> None:

@@ -21,6 +21,10 @@ from fedncv.methods.base import Phase
 from fedncv.tree import leaves
 
 every_method = pytest.mark.parametrize("name", METHODS)
+FEW = ("fedavg", "fedncv", "scaffold", "fedrep")  # plain, tables and same batches, state, phases
+few_methods = pytest.mark.parametrize(
+    "name", [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in METHODS]
+)
 HARD = {  # one client with a single sample, stragglers, losses, momentum: all that makes clients unequal
     "sizes": (20, 1, 9, 18, 31),
     "per_round": 4,
@@ -86,7 +90,7 @@ def test_whole_rounds_equal_the_sequential_engine(name):
         assert measured == theirs(problem, state)
 
 
-@every_method
+@few_methods
 def test_one_round_in_float32_is_within_1e4_of_the_update(name):
     problem = tiny(QUICK.get(name, name), **HARD | {"dtype": "float32", "stragglers": 0.0, "dropout": 0.0})
     engine, state = StackedEngine([problem]), start(problem)
@@ -106,7 +110,7 @@ def test_one_round_in_float32_is_within_1e4_of_the_update(name):
         assert torch.linalg.vector_norm(shared[1] - shared[0]) <= 1e-4 * move
 
 
-@every_method
+@few_methods
 def test_seeds_stacked_together_are_as_alone_and_so_are_other_buckets(name):
     problems = [tiny(QUICK.get(name, name), seed=seed, **HARD) for seed in (0, 5)]
     together, rows = runs(StackedEngine(problems), 2)

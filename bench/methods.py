@@ -1,0 +1,71 @@
+"""What a round of every method takes, relative to FedAvg, on the CIFAR-10 study.
+
+python bench/methods.py --device cuda --seeds 5 --rounds 3
+python bench/methods.py --device cuda --methods fedavg scaffold moon
+"""
+
+import argparse
+import time
+from typing import Any
+
+import torch
+from study import images, machine, problems
+
+from fedncv.engine.problem import start
+from fedncv.engine.sequential import DivergedError
+from fedncv.engine.stacked import StackedEngine
+from fedncv.methods import METHODS
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--per-round", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--methods", nargs="+", default=list(METHODS))
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    print(machine())
+    data, base = images(), 0.0
+    names = ["fedavg", *[name for name in arguments.methods if name != "fedavg"]]
+    print(f"{'method':20s} {'s a round':>10s} {'of FedAvg':>10s} {'start-up':>9s}")
+    for name in names:
+        began = time.perf_counter()
+        try:
+            seconds = round_time(name, data, arguments)
+        except (RuntimeError, ValueError, DivergedError) as error:
+            print(f"{name:20s} {str(error).splitlines()[0][:90]}", flush=True)
+            continue
+        base = base or seconds
+        whole = time.perf_counter() - began - arguments.rounds * seconds
+        print(f"{name:20s} {seconds:10.4f} {seconds / base:10.2f} {whole:8.1f}s", flush=True)
+
+
+def round_time(name: str, data: Any, arguments: argparse.Namespace) -> float:
+    settings: dict[str, Any] = {"method": name, "device": arguments.device, "per_round": arguments.per_round}
+    made = problems(arguments.seeds, data=data, rounds=arguments.rounds + 1, **settings)
+    device = made[0].model.start_P.device
+    engine, states = StackedEngine(made), [start(problem) for problem in made]
+    states = advanced(engine, states)  # graphs are recorded here
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    began = time.perf_counter()
+    for _ in range(arguments.rounds):
+        states = advanced(engine, states)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    rounds: int = arguments.rounds
+    return (time.perf_counter() - began) / rounds
+
+
+def advanced(engine: StackedEngine, states: list[Any]) -> list[Any]:
+    settled = engine.run_rounds(states)
+    for each in settled:
+        if isinstance(each, DivergedError):
+            raise each
+    return [each[0] for each in settled if not isinstance(each, DivergedError)]
+
+
+if __name__ == "__main__":
+    main()
