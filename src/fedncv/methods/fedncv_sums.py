@@ -13,7 +13,7 @@ Every reply enters through one sum over the round, so a secure aggregation may h
 With equal sizes, alpha = 0 is FedVARP and no memory SCAFFOLD (option II).
 
 After Chen et al., "Taming Gradient Variance in Federated Learning with Networked Control Variates"; fedncv.py has the
-placement at the server. Sizes n_u are taken not to change.
+placement at the server, docs/theory.md the derivation. Sizes n_u are taken not to change.
 """
 
 from dataclasses import dataclass
