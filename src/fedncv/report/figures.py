@@ -49,7 +49,7 @@ def curves(results: Results) -> Any:
             rounds = [p.round for p in points]
             style = look(results, method)
             panel.plot(rounds, [100 * p.mean for p in points], label=names.method(method), gid=method, **style)
-            if len(results.methods) <= 8 and points and points[0].low is not None:
+            if len(results.methods) <= 8 and points and points[-1].num_seeds >= 5:
                 low, high = [100 * (p.low or 0.0) for p in points], [100 * (p.high or 0.0) for p in points]
                 panel.fill_between(rounds, low, high, color=style["color"], alpha=0.12, linewidth=0)
         prior = column.prior()

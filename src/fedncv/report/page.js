@@ -32,7 +32,7 @@ function short(value, unit = "") {
 
 // A point is [round or clients, samples, bytes, mean, low, high, seeds].
 const X = { round: [0, "rounds", ""], samples: [1, "samples trained on", ""], bytes: [2, "bytes, up and down", "B"], clients: [0, "clients", ""] };
-const [MEAN, LOW, HIGH] = [3, 4, 5];
+const [MEAN, LOW, HIGH, SEEDS] = [3, 4, 5, 6];
 
 function chart(root, groups) {
   const state = { group: 0, metric: null, x: root.dataset.x.split(" ")[0], off: new Set(), cursor: null, focus: null };
@@ -86,7 +86,7 @@ function chart(root, groups) {
 
   function draw() {
     const width = Math.max(280, canvas.clientWidth - 20), height = Math.round(Math.min(480, Math.max(270, width * 0.58)));
-    const pad = { left: 46, right: 14, top: 12, bottom: 42 };
+    const pad = { left: 46, right: 14, top: 24, bottom: 42 };
     const everyone = lines(), visible = everyone.filter((l) => !state.off.has(l.method));
     const [column, axisName, unit] = X[state.x];
     const xs = visible.flatMap((l) => l.points.map((p) => p[column]));
@@ -102,7 +102,8 @@ function chart(root, groups) {
     svg.replaceChildren();
     svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
     svg.setAttribute("aria-label", `${groups[state.group].title}: ${data.metrics[state.metric] || state.metric} against ${axisName}; arrow keys move along it`);
-    svg.classList.toggle("many", visible.length > 6);
+    // bands of many lines, or of few seeds, hide more than they show: then only the line that is singled out has one
+    svg.classList.toggle("many", visible.length > 6 || visible.some((l) => l.points.at(-1)[SEEDS] < 5));
     const scale = percent() ? 100 : 1;
     for (const v of ticks(y0 * scale, y1 * scale, 6)) {
       make("svg:line", { class: "grid", x1: pad.left, x2: width - pad.right, y1: py(v / scale), y2: py(v / scale) }, svg);
@@ -110,9 +111,9 @@ function chart(root, groups) {
     }
     for (const v of ticks(x0, x1, width < 500 ? 4 : 8)) make("svg:text", { x: px(v), y: height - pad.bottom + 18, "text-anchor": "middle" }, svg, short(v, unit));
     make("svg:text", { x: width - pad.right, y: height - 6, "text-anchor": "end" }, svg, axisName);
-    if (percent()) make("svg:text", { x: 4, y: pad.top - 1 }, svg, "%");
+    if (percent()) make("svg:text", { x: pad.left - 7, y: 11, "text-anchor": "end" }, svg, "%");
     const clip = make("svg:clipPath", { id: root.id + "-clip" }, svg);
-    make("svg:rect", { x: pad.left, y: pad.top - 4, width: width - pad.left - pad.right, height: height - pad.top - pad.bottom + 8 }, clip);
+    make("svg:rect", { x: pad.left, y: pad.top, width: width - pad.left - pad.right, height: height - pad.top - pad.bottom }, clip);
     if (floor !== null && floor !== undefined) {
       make("svg:line", { class: "floorline", x1: pad.left, x2: width - pad.right, y1: py(floor), y2: py(floor) }, svg);
       make("svg:text", { class: "floorname", x: pad.left + 4, y: py(floor) - 6 }, svg, "label prior alone");

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from fedncv.config import Settings
 from fedncv.methods import find_method
+from fedncv.recipes import RECIPES
 from fedncv.studies.study import Study
 
 TABLE1 = ("fedavg", "fedprox", "scaffold", "fedrep", "fedper", "pfedsim", "fedncv")
@@ -110,12 +111,13 @@ def ablation() -> Study:
 
 def smoke() -> Study:
     """The built-in digits among 20 clients, in a few minutes on a laptop: what `make run` trains."""
+    recipe = RECIPES["smoke"]()
     return Study(
         name="smoke",
         title="Smoke: the built-in digits among 20 clients",
-        settings=Settings(clients=20, per_round=5, rounds=20, lr=0.05, eval_every=2),
+        settings=recipe.settings,
         datasets=("digits",),
-        methods=present("fedavg", "fedprox", "scaffold", "fedper", "fedncv", "local"),
+        methods=present(*recipe.methods),
         seeds=(0, 1, 2),
     )
 
