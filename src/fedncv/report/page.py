@@ -116,7 +116,10 @@ TABLE_WORDS = (
     "<b>Bold</b>: best mean. <u>Underlined</u>: second. ★: first beyond doubt, as every paired 95 % interval against "
     "every other method is above zero. The headings sort."
 )
-CURVE_WORDS = "Mean over seeds. Press a name to hide or show its line, rest on it to single it out with its 95 % interval; move over the chart, or use the arrow keys, to read values."
+CURVE_WORDS = (
+    "Mean over seeds. Press a name to hide or show its line, rest on it to single it out with its 95 % interval; "
+    "move over the chart, or use the arrow keys, to read values."
+)
 SCALE_WORDS = "Accuracy at the end of runs with more and more clients, each with less data of its own."
 CLIENT_WORDS = (
     "Accuracy of single clients at the end, over all seeds: the line is the median client, the box the middle half, "
