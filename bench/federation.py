@@ -6,8 +6,8 @@
 Both apps run on one federation of real processes with TLS and node authentication, in turns: ours, plain, ours,
 plain. The plain app is Flower's quickstart with its own strategy: it keeps nothing, checks nothing and writes
 no checkpoint. Seconds are those between the server's rounds, the median over all rounds but the first of each
-turn; bytes are what Flower counted on its connections, all requests of its protocol included, and the numbers
-of the messages alone.
+turn. Bytes are a client's in a round: the numbers of the messages alone, and what Flower counted on its connections,
+all requests of its protocol included, the joining and the app's delivery divided over the rounds.
 """
 
 import argparse
@@ -213,9 +213,7 @@ def main() -> int:
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=900.0, help="for a single run")
     arguments = parser.parse_args()
-    print(
-        "| nodes | s a round, ours | plain Flower | ratio | bytes a client and round, down + up | on the wire | plain |"
-    )
+    print("| nodes | s a round, ours | plain Flower | ratio | numbers, down + up | on the wire, ours | plain |")
     print("|---:|---:|---:|---:|---:|---:|---:|")
     worst = 0.0
     for nodes in arguments.nodes:

@@ -207,10 +207,12 @@ def serve(grid: Grid, folder: Path, config: RunConfig, form: Form, nodes: dict[i
             journal.append(state, rows[0], {"round": 0, "seconds": 0.0})
             journal.checkpoint()
         counted = last_counted(rows)
+        began = time.perf_counter()
         while state.round < config.rounds:
-            began = time.perf_counter()
             state, line = serve_round(grid, problem, state, template, asked, counted, rules)
-            journal.append(state, line, {"round": state.round, "seconds": time.perf_counter() - began})
+            ended = time.perf_counter()  # with the checkpoint of the round before
+            journal.append(state, line, {"round": state.round, "seconds": ended - began})
+            began = ended
             journal.checkpoint()
             counted |= dict.fromkeys(line["counted"], state.round)
             log.info("round %d of %d: counted %s", state.round, config.rounds, line["counted"])
