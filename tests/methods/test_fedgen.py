@@ -5,11 +5,12 @@ from math import exp
 import pytest
 import torch
 from federations import answer, everyone, quadratics, tiny, train, vector
+from torch import nn
 from torch.testing import assert_close
 
 from fedncv.engine.local import train as train_client
 from fedncv.engine.problem import arrivals, start
-from fedncv.keys import key_for
+from fedncv.keys import fold, key_for
 from fedncv.methods import find_method
 from fedncv.methods.base import Batch
 from fedncv.methods.fedgen import Down, Server, Shape, adam, draw_labels, draw_noise, generate, sameness
@@ -66,8 +67,8 @@ def test_noise_is_standard_normal():
 
 
 def test_sameness_by_hand():
-    """Noise (0, 2): squared distance 4. Features (0, 0) and (1, 5): mean distance 3. Of four pairs two count 12."""
-    e_KZ, z_KF = vector(0.0, 2.0)[:, None], torch.tensor([[0.0, 0.0], [1.0, 5.0]])
+    """Noise (1, 3): squared distance 4. Features (1, 1) and (2, 6): mean distance 3. Of four pairs two count 12."""
+    e_KZ, z_KF = vector(1.0, 3.0)[:, None], torch.tensor([[1.0, 1.0], [2.0, 6.0]])
     assert_close(sameness(e_KZ, z_KF), vector(exp(-6))[0])
 
 
@@ -81,6 +82,11 @@ def test_adam_by_hand():
     server = adam(server, vector(0.0), 2, 0.1)
     second = 0.1 * (0.36 / 0.19) / (0.001 * 0.999 * 16 / (1 - 0.999**2)) ** 0.5
     assert_close(server.w_G, vector(-0.1 - second))
+
+
+def test_adams_epsilon_halves_a_step_of_its_size():
+    """A gradient of 1e-8: lr * 1e-8 / (1e-8 + 1e-8)."""
+    assert_close(adam(Server(*[vector(0.0)] * 5, trainings=0), vector(1e-8), 1, 0.1).w_G, vector(-0.05))
 
 
 # ---- the server ------------------------------------------------------------------------------------------
@@ -166,6 +172,59 @@ def test_the_gradient_of_the_generators_loss_by_hand():
     assert torch.equal(after.w_G, start(problem).server.w_G)
     _, after = trained(text.replace("eta=0", "eta=1"), [mute_P] * 2, [(1, 1, 1)] * 2)
     assert not torch.equal(after.w_G, start(problem).server.w_G)
+
+
+def first_gradient(text, deltas, counts):
+    """(Adam's first gradient, the generator's shape and start, and the noise and labels of the first step)."""
+    problem, after = trained(text, deltas, counts)
+    w_G = start(problem).server.w_G
+    shape = Shape(2, 3, 8, torch.Size([6]))
+    labels_K = draw_labels(fold(KEY, 0), 4, after.p_C)
+    return after.m_G / 0.1, shape, w_G, draw_noise(fold(KEY, 1), 4, shape, torch.float64), labels_K
+
+
+def test_the_gradient_is_that_of_the_weighted_heads():
+    """Written out client by client: sum_u n_uc / n_c CE(head_u(z), c), averaged over the generated samples."""
+    text = "fedgen:generator_steps=1,hidden=8,generated=4,noise=2,eta=0"
+    problem, counts = tiny(text), [(1, 3, 0), (0, 1, 2)]
+    heads = [torch.linspace(-1, 1, 18, dtype=torch.float64), torch.linspace(0, 3, 18, dtype=torch.float64).cos()]
+    g_G, shape, w_G, e_KZ, labels_K = first_gradient(text, [sent_head(problem, weight=w) for w in heads], counts)
+
+    def loss(w_G):
+        z_KF = generate(shape, w_G, e_KZ, labels_K)
+        total = 0.0
+        for z_F, c in zip(z_KF, labels_K.tolist(), strict=True):
+            n_c = sum(n[c] for n in counts)
+            for weight, n in zip(heads, counts, strict=True):
+                total = total - n[c] / n_c * torch.log_softmax(weight.reshape(3, 6) @ z_F, 0)[c] / 4
+        return total
+
+    assert_close(g_G, torch.func.grad(loss)(w_G))
+
+
+def test_the_gradient_of_the_diversity_is_added_eta_times():
+    text = "fedgen:generator_steps=1,hidden=8,generated=4,noise=2,eta=3"
+    mute_P = sent_head(tiny(text), weight=torch.zeros(18, dtype=torch.float64))
+    g_G, shape, w_G, e_KZ, labels_K = first_gradient(text, [mute_P] * 2, [(1, 1, 1)] * 2)
+    assert_close(g_G, 3 * torch.func.grad(lambda w: sameness(e_KZ, generate(shape, w, e_KZ, labels_K)))(w_G))
+
+
+def test_adams_steps_are_counted_over_all_rounds():
+    """Without a gradient (mute heads, eta = 0) moments of 1 decay; two steps of the fourth round are the 7th, the 8th."""
+    text = "fedgen:generator_steps=2,hidden=4,noise=2,eta=0,decay=0.5,generator_lr=0.1"
+    problem = tiny(text)
+    mute_P = sent_head(problem, weight=torch.zeros(18, dtype=torch.float64))
+    fresh = start(problem).server
+    ones_G = torch.ones_like(fresh.w_G)
+    _, after = trained(text, [mute_P] * 2, [(1, 1, 1)] * 2, fresh._replace(m_G=ones_G, v_G=ones_G, trainings=3))
+    moved = 0.0
+    for i, (m, v) in ((7, (0.9, 0.999)), (8, (0.81, 0.999**2))):
+        moved += 0.1 * 0.5**3 * (m / (1 - 0.9**i)) / ((v / (1 - 0.999**i)) ** 0.5 + 1e-8)
+    assert_close(fresh.w_G - after.w_G, moved * ones_G)
+
+
+def test_labels_are_even_until_clients_have_told_theirs():
+    assert_close(start(tiny(SMALL)).server.p_C, vector(1 / 3, 1 / 3, 1 / 3))
 
 
 def test_diversity_spreads_the_features():
@@ -257,6 +316,30 @@ def test_the_pull_of_predictions_by_hand():
     expected_C = torch.softmax(logits_BC, 1).mean(0) - torch.softmax(bias_C, 0)
     assert_close(extra_P[-3:], 0.5 * 3 * expected_C)
     assert extra_P[:-3].abs().max() > 1e-4
+
+
+class Plain(nn.Module):
+    def __init__(self, shape, num_classes):
+        super().__init__()
+        self.body = nn.Linear(shape[0], 6)
+        self.head = nn.Linear(6, num_classes)
+
+    def forward(self, x):
+        return self.head(torch.relu(self.body(x)))
+
+
+def test_padding_does_not_count():
+    """Three samples and one of weight 0 give the direction of the three."""
+    problem = tiny("fedgen:hidden=8,generated=4,noise=2", model=Plain)
+    (arrival,) = arrivals(problem, train(problem), everyone(0).ids)
+
+    def direction(num, *weights):
+        index = torch.from_numpy(problem.clients.train[0][:num])
+        batch = Batch(problem.dataset.x[index], problem.dataset.y[index], vector(*weights), 0)
+        ask = problem.ask(0, arrival.buffers_R, 1)
+        return problem.method.direction(ask, arrival.down.x_P, batch, arrival.down, (), ())[0]
+
+    assert_close(direction(4, 1, 1, 1, 0), direction(3, 1, 1, 1))
 
 
 def test_a_step_costs_one_gradient():
