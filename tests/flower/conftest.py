@@ -14,8 +14,6 @@ from fedncv.engine.problem import build, start
 from fedncv.engine.sequential import Draw, draw, run_round
 from fedncv.tree import leaves
 
-pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedncv[flower]'")
-
 CONFIG = RunConfig(
     method="scaffold",
     model="mlp",

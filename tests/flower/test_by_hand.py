@@ -6,6 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedncv[flower]'")
+
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 

@@ -8,6 +8,9 @@ import signal
 
 import pytest
 
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedncv[flower]'")
+
+
 from fedncv.flower import processes
 from fedncv.flower.rules import Rules, write_rules
 

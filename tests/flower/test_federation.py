@@ -7,6 +7,9 @@ import signal
 
 import pytest
 
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedncv[flower]'")
+
+
 from fedncv.flower import processes
 from fedncv.methods import METHODS
 

@@ -2,6 +2,9 @@
 
 import pytest
 
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedncv[flower]'")
+
+
 from fedncv.methods import find_method
 
 pytestmark = pytest.mark.slow

@@ -7,8 +7,11 @@ import signal
 import ssl
 import subprocess
 
-import httpx
 import pytest
+
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedncv[flower]'")
+
+import httpx
 
 from fedncv.flower import certificates, processes
 from fedncv.flower import folder as folders
