@@ -15,19 +15,22 @@ from fedncv.studies.cells import Watch
 from fedncv.studies.cost import expected_samples, measured_samples
 
 
+QUIET = 30  # seconds without a word, where there is no bar
+
+
 def work(config: RunConfig) -> float:
     return expected_samples(config) + measured_samples(config)
 
 
 class Grid:
-    """One bar over all runs in a terminal; elsewhere a line whenever a run measures at its end."""
+    """One bar over all runs in a terminal; elsewhere a line for every run that ends, and now and then."""
 
     def __init__(self, what: str, total: int, left: list[RunConfig]) -> None:
         self._what, self._total, self._left = what, total, len(left)
         self._work_left = sum(map(work, left))
         self._done = 0.0  # work done since this command began
         self._running: dict[RunConfig, float] = {}
-        self._began = time.monotonic()
+        self._began = self._said = time.monotonic()
         self._bar: Progress | None = None
         self._task = TaskID(0)
         if sys.stdout.isatty():
@@ -79,8 +82,10 @@ class Grid:
                 completed=self._done,
                 rest=self.time_left(),
             )
-        elif finished and "before" in row:
-            self.say(f"{place}  before {row['before']:.3f}  after {row['after']:.3f}  {self.time_left()}".rstrip())
+        elif "before" in row and (finished or time.monotonic() - self._said > QUIET):
+            scores = [f"{name} {row[name]:.3f}" for name in ("before", "after") if name in row]
+            reached = [] if finished else [f"round {row['round']}/{config.rounds}"]
+            self.say("  ".join([place, *reached, *scores, self.time_left()]).rstrip())
 
     def time_left(self) -> str:
         if not self._done:
@@ -88,6 +93,7 @@ class Grid:
         return duration((time.monotonic() - self._began) / self._done * max(0.0, self._work_left)) + " left"
 
     def say(self, text: str) -> None:
+        self._said = time.monotonic()
         if self._bar:
             self._bar.console.print(text, highlight=False)
         else:

@@ -1,0 +1,72 @@
+"""Runs of a study, together and one by one: the same bytes whatever round each of them stands at."""
+
+import pytest
+
+from fedncv import store
+from fedncv.config import RunConfig
+from fedncv.results import read_run
+from fedncv.simulate import resume
+from fedncv.studies.cells import Watch, alike, failures, prepare, run_cells
+from fedncv.studies.study import Cell, folder_name
+
+CONFIG = RunConfig(model="mlp", clients=5, per_round=2, rounds=4, epochs=1, eval_every=1, lr=0.05)
+
+
+@pytest.fixture
+def said():
+    return []
+
+
+@pytest.fixture
+def watch(said):
+    return Watch(lambda configs, rounds: said.append((len(configs), rounds)), lambda config, row: None, said.append)
+
+
+def cells(*, seeds=(0, 1), methods=("fedavg",)):
+    configs = [RunConfig(**vars(CONFIG) | {"seed": s, "method": m}) for m in methods for s in seeds]
+    return [Cell(folder_name(config), config) for config in configs]
+
+
+def test_seeds_of_one_method_go_together(tmp_path, watch, said):
+    folders = prepare(tmp_path, cells(seeds=(0, 1, 2), methods=("fedavg", "scaffold")))
+    assert [len(group) for group in alike(folders)] == [3, 3]
+    run_cells(folders, watch)
+    assert said == [(3, [0, 0, 0]), (3, [0, 0, 0])]
+    assert prepare(tmp_path, cells(seeds=(0, 1, 2), methods=("fedavg", "scaffold"))) == []
+
+
+def test_runs_that_stand_at_different_rounds_end_with_the_same_bytes(tmp_path, watch, said):
+    def stop(row):
+        if row["round"] == 2:
+            raise KeyboardInterrupt
+
+    folders = prepare(tmp_path / "stopped", cells())
+    with pytest.raises(KeyboardInterrupt):
+        resume(folders[0], on_round=stop)
+    run_cells(folders, watch)
+    assert said == [(1, [0]), (1, [2])]  # the one that stands further back first
+    run_cells(prepare(tmp_path / "whole", cells()), watch)
+    for folder in folders:
+        whole = tmp_path / "whole" / folder.name
+        assert (folder / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
+
+
+def test_one_that_diverges_leaves_the_others_alone_and_is_not_tried_again(tmp_path, watch, said):
+    mixed = cells(methods=("fedprox:mu=1e30", "fedavg"))
+    run_cells(prepare(tmp_path, mixed), watch)
+    assert [read_run(tmp_path / cell.folder).status for cell in mixed] == ["failed", "failed", "finished", "finished"]
+    assert len(failures(tmp_path, mixed)) == 2
+    assert sum("diverged in round 1" in str(word) for word in said) == 2
+    assert prepare(tmp_path, mixed) == []
+
+
+def test_a_run_that_has_not_begun_takes_the_new_device(tmp_path):
+    (cell,) = cells(seeds=(0,))
+    elsewhere = cell._replace(config=RunConfig(**vars(cell.config) | {"data_dir": "elsewhere"}))
+    (folder,) = prepare(tmp_path, [elsewhere])
+    assert prepare(tmp_path, [cell]) == [folder]
+    assert read_run(folder).config == cell.config
+    store.create(tmp_path / "other", cell.config)
+    other = RunConfig(**vars(cell.config) | {"rounds": 9})
+    with pytest.raises(ValueError, match="other settings than the study's"):
+        prepare(tmp_path, [Cell("other", other)])
