@@ -14,7 +14,6 @@ from fedncv.simulate import Row
 from fedncv.studies.cells import Watch
 from fedncv.studies.cost import expected_samples, measured_samples
 
-
 QUIET = 30  # seconds without a word, where there is no bar
 
 

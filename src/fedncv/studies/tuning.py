@@ -13,11 +13,11 @@ Run = Callable[[list[Cell]], None]  # runs cells to their end
 
 def tune(study: Study, out: Path, run: Run, save: Callable[[Study], None]) -> Study:
     """The study with every learning rate chosen. Each choice is saved at once, so nothing is tuned twice."""
-    todo = study.untuned()
-    if not todo:
+    open_pairs = study.untuned()
+    if not open_pairs:
         return study
     assert study.tuning is not None
-    trials = {key: {lr: study.tuning_cells(*key, lr) for lr in study.tuning.grid} for key in todo}
+    trials = {key: {lr: study.tuning_cells(*key, lr) for lr in study.tuning.grid} for key in open_pairs}
     run([cell for grid in trials.values() for cells in grid.values() for cell in cells])
     chosen = {column: dict(rates) for column, rates in study.lr.items()}
     for (column, method), grid in trials.items():
