@@ -210,7 +210,7 @@ def test_the_gradient_of_the_diversity_is_added_eta_times():
 
 
 def test_adams_steps_are_counted_over_all_rounds():
-    """Without a gradient (mute heads, eta = 0) moments of 1 decay; the fourth round of two steps has the 7th and 8th."""
+    """Without a gradient (mute heads, eta = 0) moments of 1 decay; two steps of round four are the 7th and the 8th."""
     text = "fedgen:generator_steps=2,hidden=4,noise=2,eta=0,decay=0.5,generator_lr=0.1"
     problem = tiny(text)
     mute_P = sent_head(problem, weight=torch.zeros(18, dtype=torch.float64))
