@@ -35,8 +35,6 @@ HARD = {  # one client with a single sample, stragglers, losses, momentum: all t
     "epochs": 3,
 }
 QUICK = {"fedgen": "fedgen:generator_steps=3,hidden=8"}  # a server that trains for long says nothing more here
-# arccos near 1 turns a rounding of 1e-16 into one of 1e-8
-TOLERANCE = {"fedadp": 1e-7}
 
 
 def close(tree, other, atol=1e-10):
@@ -77,7 +75,7 @@ def runs(engine, rounds, states=None, drawn=None):
 @every_method
 def test_whole_rounds_equal_the_sequential_engine(name):
     """Server, running statistics, what clients keep, work, bytes, losses and scores; float64, 1e-10."""
-    problem, atol = tiny(QUICK.get(name, name), **HARD), TOLERANCE.get(name, 1e-10)
+    problem, atol = tiny(QUICK.get(name, name), **HARD), 1e-10
     engine = StackedEngine([problem])
     state = stacked = start(problem)
     for _ in range(3):
@@ -116,7 +114,7 @@ def test_seeds_stacked_together_are_as_alone_and_so_are_other_buckets(name):
     together, rows = runs(StackedEngine(problems), 2)
     few, few_rows = runs(StackedEngine(problems, capacity=3, ratio=2.0), 2)
     alone, alone_rows = runs(StackedEngine([problems[1]]), 2)
-    atol = TOLERANCE.get(name, 1e-10)
+    atol = 1e-10
     for j in range(2):
         close(few[j], together[j], atol)
         close_rows(few_rows[1][j], rows[1][j], atol)

@@ -39,11 +39,16 @@ class Server(NamedTuple):
 
 
 def angle(delta_P: Tensor, delta_SP: Tensor) -> Tensor:
-    """Between the common update and each client's; pi/2 where one of them is zero."""
-    delta_P, delta_SP = delta_P.double(), delta_SP.double()
-    norms_S = torch.linalg.vector_norm(delta_P) * torch.linalg.vector_norm(delta_SP, dim=1)
-    cosine_S = delta_SP @ delta_P / torch.where(norms_S > 0, norms_S, 1.0)
-    return torch.arccos(cosine_S.clamp(-1.0, 1.0))
+    """Between the common update and each client's; pi/2 where one of them is zero.
+
+    With unit vectors a, b: 2 atan2(|a - b|, |a + b|). The arc cosine would magnify rounding near 0 and pi.
+    """
+    a_P, b_SP = delta_P.double(), delta_SP.double()
+    length, length_S = torch.linalg.vector_norm(a_P), torch.linalg.vector_norm(b_SP, dim=1)
+    a_P = a_P / torch.where(length > 0, length, 1.0)
+    b_SP = b_SP / torch.where(length_S > 0, length_S, 1.0)[:, None]
+    apart_S, together_S = (torch.linalg.vector_norm(v_SP, dim=1) for v_SP in (a_P - b_SP, a_P + b_SP))
+    return torch.where(length * length_S > 0, 2 * torch.atan2(apart_S, together_S), torch.pi / 2)
 
 
 def gompertz(theta: Tensor, alpha: float) -> Tensor:
