@@ -18,8 +18,7 @@ import torch
 from fedncv.config import RunConfig, from_dict
 from fedncv.data import load
 from fedncv.engine import stacked_scores
-from fedncv.engine.problem import build, start
-from fedncv.engine.sequential import DivergedError
+from fedncv.engine.problem import DivergedError, build, start
 from fedncv.engine.stacked import StackedEngine
 
 

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from study import images, machine, problems
 
-from fedncv.engine.problem import start
-from fedncv.engine.sequential import DivergedError
+from fedncv.engine.problem import DivergedError, start
 from fedncv.engine.stacked import StackedEngine
 from fedncv.methods import METHODS
 

@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from study import images, machine, problems
 
-from fedncv.engine.problem import start
-from fedncv.engine.sequential import DivergedError
+from fedncv.engine.problem import DivergedError, start
 from fedncv.engine.stacked import StackedEngine
 
 SWEEPS: dict[str, list[dict[str, int]]] = {

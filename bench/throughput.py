@@ -17,9 +17,9 @@ from study import images, machine, problems
 from torch import nn
 
 from fedncv.engine import stacked_scores
-from fedncv.engine.problem import Problem, start
+from fedncv.engine.problem import DivergedError, Problem, start
 from fedncv.engine.processes import ProcessesEngine
-from fedncv.engine.sequential import DivergedError, draw
+from fedncv.engine.sequential import draw
 from fedncv.engine.stacked import StackedEngine
 from fedncv.models import LeNet5
 

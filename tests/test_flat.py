@@ -172,3 +172,72 @@ def test_models_and_tasks_are_found_by_name_or_by_path():
                 find(name)
     with pytest.raises(ValueError, match="is type, not a"):
         find_task("fedncv.models:MLP")
+
+
+class Reused(nn.Module):
+    """One dropout layer, used twice and known under two names."""
+
+    def __init__(self, *_):
+        super().__init__()
+        self.first = self.second = nn.Dropout(0.5)
+        self.linear = nn.Linear(4, 4, bias=False)
+        self.register_buffer("scale", torch.tensor(2.0))
+
+    def forward(self, x):
+        return self.linear(self.first(torch.ones_like(x)) - self.second(torch.ones_like(x))) * self.scale
+
+
+def test_a_dropout_layer_used_twice_draws_twice():
+    x = torch.ones(50, 4, dtype=torch.float64)
+    model = Model(Reused, x, 4, seed=0)
+    output, _ = model.forward(model.start_P, model.start_R, x, mode="train", key=key_for(0, "a"))
+    assert output.logits_BC.abs().max() > 0
+
+
+def test_constant_buffers_are_exported():
+    model = Model(Reused, torch.ones(2, 4), 4, seed=0)
+    Reused().load_state_dict(model.state_dict(model.start_P, model.start_R))
+
+
+def test_a_normalised_head_trains():
+    """weight_norm works through a hook on the head: it must stay."""
+
+    def factory(_shape, outputs):
+        return nn.Sequential(nn.Linear(4, 3), nn.utils.parametrizations.weight_norm(nn.Linear(3, outputs)))
+
+    x = torch.linspace(-1, 1, 20, dtype=torch.float64).reshape(5, 4)
+    model = Model(factory, x, 2, seed=0)
+    leaf = model.start_P.clone().requires_grad_()
+    output, _ = model.forward(leaf, model.start_R, x, mode="train")
+    (g_P,) = torch.autograd.grad(output.logits_BC.square().sum(), leaf)
+    assert all(part.abs().max() > 0 for part in model.layout.unflatten(g_P, model.start_R).values())
+
+
+@pytest.mark.parametrize("head", [lambda: nn.Linear(4, 3), lambda: nn.Sequential(nn.ReLU(), nn.Linear(4, 3))])
+def test_an_offset_finds_the_bias_of_any_head(head):
+    class Headed(nn.Module):
+        def __init__(self, *_):
+            super().__init__()
+            self.head = head()
+
+        def forward(self, x):
+            return self.head(x)
+
+    model = Model(Headed, torch.ones(2, 4), 3, seed=0)
+    offset = torch.tensor([1.0, 2.0, 3.0])
+    plain, shifted = (model.state_dict(model.start_P, model.start_R, o) for o in (None, offset))
+    (name,) = [n for n in plain if n.endswith("bias")]
+    assert_close(shifted[name] - plain[name], offset)
+
+
+def refuse_to_work(*_):
+    raise TypeError("no")
+
+
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [(refuse_to_work, "the model's function failed .TypeError: no"), (lambda *_: 3, "returned int, not a torch")],
+)
+def test_a_function_that_makes_no_model_is_named(factory, message):
+    with pytest.raises(ValueError, match=message):
+        Model(factory, torch.ones(3, 4), 2, seed=0)

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 import fedncv
 from fedncv import store
 from fedncv.cli import main
-from fedncv.config import RunConfig, write_toml
+from fedncv.config import write_toml
 from fedncv.engine.problem import build, start
 from fedncv.methods import METHODS
 from fedncv.results import read_rows, read_run, runs_in
@@ -97,7 +97,7 @@ def run(tmp_path):
 
 
 def test_a_checkpoint_cut_at_any_byte_is_recognised(run):
-    """At every byte of the header and around it, and at a few hundred places in the numbers."""
+    """At every seventh byte of the header and around it, and at a few hundred places in the numbers."""
     path = run / "state.safetensors"
     whole = path.read_bytes()
     problem = build(fedncv.RunConfig(**vars(read_run(run).config)))
@@ -216,5 +216,71 @@ def test_an_exported_model_is_an_ordinary_state_dict(run, tmp_path, capsys):
     assert "numbered 0 to 2" in capsys.readouterr().err
 
 
-def test_a_config_keeps_its_bytes():
-    assert write_toml(RunConfig()) == write_toml(RunConfig())
+def test_a_run_is_trained_by_one_process_at_a_time(run):
+    code = """
+import sys, time
+from pathlib import Path
+from fedncv import store
+store.hold(Path(sys.argv[1]))
+print("held", flush=True)
+time.sleep(60)
+"""
+    with subprocess.Popen([sys.executable, "-c", code, run], stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "held\n"
+        try:
+            with pytest.raises(ValueError, match="is being trained by another process"):
+                fedncv.resume(run)
+            with pytest.raises(ValueError, match="is being trained by another process"):
+                fedncv.simulate(out=run, overwrite=True, **QUICK)
+        finally:
+            other.kill()
+    fedncv.resume(run)
+
+
+def test_overwriting_leaves_nothing_of_the_old_run(run):
+    assert main(["export", str(run), "--client", "0"]) == 0
+    fedncv.simulate(out=run, overwrite=True, **QUICK)
+    assert not (run / "model.safetensors").exists()
+
+
+def test_a_callback_that_raises_loses_no_round(tmp_path):
+    def stop(row):
+        if row["round"] == 3:
+            raise RuntimeError("enough")
+
+    with pytest.raises(RuntimeError, match="enough"):
+        fedncv.simulate(out=tmp_path / "run", on_round=stop, **(QUICK | {"checkpoint_every": 1000}))
+    state = store.load_state(tmp_path / "run", build(read_run(tmp_path / "run").config))
+    assert state.round == 3
+
+
+def test_a_state_of_another_method_is_refused_on_export(run, capsys):
+    path = run / "config.toml"
+    path.write_text(path.read_text().replace('method = "fedper"', 'method = "scaffold"'))
+    assert main(["export", str(run), "--client", "0"]) == 2
+    assert "belongs to another config" in capsys.readouterr().err
+
+
+def test_one_damaged_run_does_not_keep_the_others_from_going_on(tmp_path, capsys):
+    words = [
+        "run",
+        "--model",
+        "mlp",
+        "--clients",
+        "3",
+        "--per-round",
+        "2",
+        "--rounds",
+        "1",
+        "--epochs",
+        "1",
+        "--seeds",
+        "0",
+        "1",
+    ]
+    assert main([*words, "--out", str(tmp_path / "out")]) == 0
+    (tmp_path / "out" / "fedavg-seed0" / "state.safetensors").write_bytes(b"")
+    (tmp_path / "out" / "fedavg-seed1" / "state.safetensors").unlink()
+    assert main(["resume", str(tmp_path / "out")]) == 2
+    assert "cannot be used" in capsys.readouterr().err
+    assert (tmp_path / "out" / "fedavg-seed1" / "state.safetensors").exists()

@@ -6,6 +6,7 @@ B   samples of a batch,  C   outputs,  F   features (what the head is given)
 """
 
 import copy
+import re
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
@@ -60,12 +61,15 @@ class KeyedDropout(nn.Module):
         super().__init__()
         self.p, self.layer = p, layer
         self.key: Key | None = None
+        self.calls = 0  # of this forward pass: a layer used twice draws twice
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.p == 0:
             return x
         assert self.key is not None, "a training step gives every dropout layer its key"
-        keep = uniform(fold(self.key, self.layer), x.numel(), dtype=torch.float32) >= self.p
+        key = fold(fold(self.key, self.layer), self.calls)
+        self.calls += 1
+        keep = uniform(key, x.numel(), dtype=torch.float32) >= self.p
         return x * keep.reshape(x.shape) / (1 - self.p)
 
 
@@ -73,6 +77,19 @@ class Weighted(nn.Module):
     """A layer that looks across the samples of a batch, and is told which are samples and which padding."""
 
     weight_B: Tensor | None = None
+
+
+class _Listener:
+    """Notes what the head is given."""
+
+    def __init__(self, model: "Model") -> None:
+        self._model = model
+
+    def __deepcopy__(self, _memo: object) -> "_Listener":
+        return self  # a copy of the module must not bring a copy of the model along
+
+    def __call__(self, _module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
+        self._model._features = args[0] if args else next(iter(kwargs.values()))
 
 
 class Model:
@@ -86,7 +103,7 @@ class Model:
         with torch.random.fork_rng(devices=[]):
             k0, k1 = key_for(seed, "model").tolist()
             torch.default_generator.manual_seed(k0 | k1 << 32 & 0x7FFF_FFFF_0000_0000)
-            module = factory(tuple(example.shape[1:]), num_outputs)
+            module = _make(factory, tuple(example.shape[1:]), num_outputs)
         dropouts = _replace_dropout(module)
         for part in module.modules():  # BatchNorm's batch counter only serves momentum=None
             if getattr(part, "num_batches_tracked", None) is not None:
@@ -125,8 +142,10 @@ class Model:
         self._dropouts = [part for part in module.modules() if isinstance(part, KeyedDropout)]
         self._weighted = [part for part in module.modules() if isinstance(part, Weighted)]
         self._head_name, self._head = _find_head(module)
-        self._head._forward_pre_hooks.clear()
-        self._head.register_forward_pre_hook(lambda _module, args: setattr(self, "_features", args[0]))
+        for number, hook in list(self._head._forward_pre_hooks.items()):  # a copied module brings its original's
+            if isinstance(hook, _Listener):
+                del self._head._forward_pre_hooks[number]
+        self._head.register_forward_pre_hook(_Listener(self), with_kwargs=True)
         self._mode_set: bool | None = None
 
     def changed(self, change: Callable[[nn.Module], None]) -> "Model":
@@ -155,7 +174,7 @@ class Model:
             self._module.train(training)
             self._mode_set = training
         for dropout in self._dropouts:
-            dropout.key = key
+            dropout.key, dropout.calls = key, 0
         for part in self._weighted:
             part.weight_B = weight_B
         tensors = self.layout.unflatten(x_P, b_R)
@@ -178,15 +197,17 @@ class Model:
 
     def state_dict(self, x_P: Tensor, b_R: Tensor, offset_C: Tensor | None = None) -> dict[str, Tensor]:
         """An ordinary state_dict for a fresh module of the same factory; an offset goes into the head's bias."""
-        tensors = {name: t.detach().cpu().contiguous() for name, t in self.layout.unflatten(x_P, b_R).items()}
+        constant = {name: b.detach().cpu().contiguous() for name, b in self._module.state_dict().items()}
+        moved = {name: t.detach().cpu().contiguous() for name, t in self.layout.unflatten(x_P, b_R).items()}
+        tensors = constant | moved
         for name in self.layout.buffer_names:
             if name.endswith("running_mean"):
                 tensors[name.replace("running_mean", "num_batches_tracked")] = torch.tensor(0)
         if offset_C is not None:
-            bias = f"{self._head_name}.bias"
-            if bias not in tensors:
+            biases = [n for n in self.layout.names if n.startswith(self._head_name) and n.endswith("bias")]
+            if not biases or tensors[biases[-1]].shape != offset_C.shape:
                 raise ValueError("this client predicts with an offset on its logits, and the head has no bias for it")
-            tensors[bias] = tensors[bias] + offset_C.cpu()
+            tensors[biases[-1]] = tensors[biases[-1]] + offset_C.cpu()
         return tensors
 
     def _find_smallest_batch(self, example: Tensor) -> int:
@@ -216,18 +237,32 @@ def _find_head(module: nn.Module) -> tuple[str, nn.Module]:
     if isinstance(getattr(module, "head", None), nn.Module):
         return "head", module.get_submodule("head")
     owners = [name for name, part in module.named_modules() if next(part.parameters(recurse=False), None) is not None]
-    name = owners[-1] if owners else ""
+    name = re.sub(r"\.?parametrizations\b.*", "", owners[-1]) if owners else ""  # the layer, not its weight's recipe
     return name, module.get_submodule(name)
 
 
 def _replace_dropout(module: nn.Module) -> list[KeyedDropout]:
-    found = [(name, part) for name, part in module.named_modules() if type(part) is nn.Dropout]
-    keyed = []
-    for layer, (name, part) in enumerate(found):
+    found = [(n, part) for n, part in module.named_modules(remove_duplicate=False) if type(part) is nn.Dropout]
+    keyed: dict[int, KeyedDropout] = {}  # one layer may stand under several names
+    for name, part in found:
         parent, _, child = name.rpartition(".")
-        keyed.append(KeyedDropout(part.p, layer))
-        setattr(module.get_submodule(parent), child, keyed[-1])
-    return keyed
+        setattr(module.get_submodule(parent), child, keyed.setdefault(id(part), KeyedDropout(part.p, len(keyed))))
+    return list(keyed.values())
+
+
+def _make(factory: Factory, shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+    try:
+        module = factory(shape, num_outputs)
+    except ValueError:
+        raise
+    except Exception as error:  # whatever a user's function does wrong
+        raise ValueError(
+            f"the model's function failed ({type(error).__name__}: {error}); "
+            "it is called with (shape of one input, number of outputs)"
+        ) from error
+    if not isinstance(module, nn.Module):
+        raise ValueError(f"the model's function returned {type(module).__name__}, not a torch.nn.Module")
+    return module
 
 
 def _moving(module: nn.Module, example: Tensor, dropouts: list[KeyedDropout]) -> dict[str, Tensor]:
@@ -239,8 +274,8 @@ def _moving(module: nn.Module, example: Tensor, dropouts: list[KeyedDropout]) ->
         state = torch.random.get_rng_state()
         try:
             module.train()(example)
-        except (RuntimeError, ValueError) as error:
-            reason = str(error).strip().splitlines()[0]
+        except Exception as error:  # whatever a user's module does wrong
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise ValueError(f"the model cannot take an input of shape {tuple(example.shape[1:])}: {reason}") from None
         if not torch.equal(state, torch.random.get_rng_state()):
             raise ValueError(

@@ -1,6 +1,8 @@
 """Models by name. Any ``package.module:function`` that maps (input shape, outputs) to a module works too."""
 
 import importlib
+import os
+import sys
 from math import prod
 
 from torch import nn
@@ -10,7 +12,7 @@ from fedncv.spec import nearest
 
 
 class LeNet5(nn.Module):
-    """conv 5x5 -> BN -> ReLU -> pool, twice; two linear layers; and the head. For 28x28 images and larger."""
+    """conv 5x5 -> BN -> ReLU -> pool, twice; two linear layers; and the head. For images of 16x16 and more."""
 
     def __init__(self, input_shape: tuple[int, ...], num_classes: int) -> None:
         super().__init__()
@@ -58,7 +60,11 @@ def find_model(name: str) -> Factory:
 def import_object(name: str, *, what: str):  # type: ignore[no-untyped-def]  # whatever the user's module holds
     """The object called ``package.module:name``."""
     module, _, attribute = name.partition(":")
+    if os.getcwd() not in sys.path:  # a console script does not look where its user stands
+        sys.path.append(os.getcwd())
     try:
         return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"{what} {name!r} cannot be imported: {error}") from None
+        raise ValueError(
+            f"{what} {name!r} cannot be imported: {error}; name it as package.module:function, from here or installed"
+        ) from None

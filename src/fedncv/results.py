@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 from fedncv.config import RunConfig, from_dict, read_toml
 
 CONFIG, METRICS, TIMING, STATE = "config.toml", "metrics.jsonl", "timing.jsonl", "state.safetensors"
+LOCK = ".lock"  # held by the process that trains the run
+MODEL = "model.safetensors"  # where `fedncv export` puts it
 
 Points = dict[int, list[float]]  # round -> the values of the seeds
 

@@ -1,6 +1,7 @@
 """A run from beginning to end: rounds, measurements, rows, checkpoints."""
 
 import math
+import operator
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -13,8 +14,8 @@ from torch import Tensor
 from fedncv.config import CUSTOM, RunConfig, from_dict
 from fedncv.data import Dataset, load, prior_accuracy
 from fedncv.engine.choose import Engine, engine_for
-from fedncv.engine.problem import Problem, State, arrivals, build, start
-from fedncv.engine.sequential import DivergedError, one_thread
+from fedncv.engine.problem import DivergedError, Problem, State, arrivals, build, start
+from fedncv.engine.sequential import one_thread
 from fedncv.flat import Factory
 from fedncv.methods.base import Method
 from fedncv.results import read_config, read_rows
@@ -112,7 +113,7 @@ def simulate_many(
     config = from_dict(settings | names, where="simulate_many", base=config)
     courses: list[Course] = []
     for seed in seeds:
-        of_seed = replace(config, seed=seed)
+        of_seed = replace(config, seed=operator.index(seed))
         if not objects.get("data"):
             objects["data"] = load(config.data, config.data_dir or None)
         problem = build(of_seed, **objects)
@@ -189,8 +190,16 @@ class Course:
             self._journal.fail(str(error))
 
     def checkpoint(self) -> None:
-        if self._journal is not None:
+        """Leave what is complete on disk; a run that failed has done so."""
+        if self._journal is not None and self.error is None:
             self._journal.checkpoint()
+
+    def close(self) -> None:
+        """Let other processes have the folder."""
+        if self.folder is not None:
+            from fedncv.store import release
+
+            release(self.folder)
 
     @property
     def result(self) -> Result:
@@ -236,12 +245,18 @@ def advance_together(courses: list[Course], *, on_round: OnRoundOf | None = None
                     engine = engine_for([course.problem for course in live]) if live else engine
                 states, rows = [outcome[0] for _, outcome in going], [outcome[1] for _, outcome in going]
                 _complete(engine, live, states, rows, began, on_round)
-    except KeyboardInterrupt:
+    except DivergedError as error:  # a score that is not finite
+        for course in live:
+            course.fail(error)
+        raise
+    except BaseException:  # Ctrl-C, a callback that raised, a worker that cannot go on
         for course in courses:
             course.checkpoint()
         raise
     finally:
         engine.close()
+        for course in courses:
+            course.close()
     for course in courses:
         if course.error is not None:
             raise course.error

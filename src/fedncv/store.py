@@ -9,8 +9,10 @@ A checkpoint knows how long metrics.jsonl was when it was written. Resuming cuts
 goes on, so a resumed run ends with the same bytes as one that was never stopped.
 """
 
+import fcntl
 import json
 import os
+import re
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
@@ -23,7 +25,7 @@ from torch import Tensor
 
 from fedncv.config import RunConfig, write_toml
 from fedncv.engine.problem import Problem, State, keeps, start
-from fedncv.results import CONFIG, METRICS, STATE, TIMING, is_run
+from fedncv.results import CONFIG, LOCK, METRICS, MODEL, STATE, TIMING, is_run
 from fedncv.tree import leaves, row, stack, tree_map
 
 
@@ -34,14 +36,18 @@ def write_point(name: str) -> None:
 def write_atomically(path: Path, data: bytes, *, name: str) -> None:
     """The file is the old one or the new one, never a part."""
     temporary = path.with_name(path.name + ".new")
-    with temporary.open("wb") as file:
-        file.write(data[: len(data) // 2])
-        write_point(f"{name}: half written")
-        file.write(data[len(data) // 2 :])
-        file.flush()
-        os.fsync(file.fileno())
-    write_point(f"{name}: written, not renamed")
-    temporary.replace(path)
+    try:
+        with temporary.open("wb") as file:
+            file.write(data[: len(data) // 2])
+            write_point(f"{name}: half written")
+            file.write(data[len(data) // 2 :])
+            file.flush()
+            os.fsync(file.fileno())
+        write_point(f"{name}: written, not renamed")
+        temporary.replace(path)
+    except OSError as error:  # a full disk: give the space back, and say which file it was
+        temporary.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from None
     _sync_folder(path.parent)
     write_point(f"{name}: renamed")
 
@@ -57,17 +63,49 @@ def _sync_folder(folder: Path) -> None:
 # ---- the folder ----------------------------------------------------------------------------------------
 
 
+_held: dict[Path, int] = {}  # folders that this process trains
+
+
+def hold(folder: Path) -> None:
+    """Keep other processes from training the run in ``folder``, until ``release`` or the end of this one.
+
+    A POSIX record lock: it ends with its process however that ends, and forked workers do not inherit it.
+    """
+    folder = folder.resolve()
+    if folder in _held:
+        return
+    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise ValueError(f"{folder} is being trained by another process; wait for it, or stop it first") from None
+    _held[folder] = descriptor
+
+
+def release(folder: Path) -> None:
+    descriptor = _held.pop(folder.resolve(), None)
+    if descriptor is not None:
+        os.close(descriptor)
+
+
+def refuse_runs(folders: list[Path]) -> None:
+    for folder in filter(is_run, folders):
+        raise ValueError(
+            f"{folder} already holds a run; go on with `fedncv resume {folder}`, "
+            "repeat it with --overwrite, or choose another --out"
+        )
+
+
 def create(folder: Path, config: RunConfig, *, overwrite: bool = False) -> None:
     """A folder with the config in it and nothing else. An existing run is refused unless ``overwrite``."""
     if is_run(folder):
         if not overwrite:
-            raise ValueError(
-                f"{folder} already holds a run; go on with `fedncv resume {folder}`, "
-                "repeat it with --overwrite, or choose another --out"
-            )
-        for name in (STATE, METRICS, TIMING, CONFIG):  # the state first: what remains is never a false run
+            refuse_runs([folder])
+        hold(folder)
+        for name in (STATE, METRICS, TIMING, MODEL):  # the config is replaced below: it stays a run all the while
             (folder / name).unlink(missing_ok=True)
-    elif folder.exists() and any(path.name != CONFIG + ".new" for path in folder.iterdir()):
+    elif folder.exists() and any(path.name not in (CONFIG + ".new", LOCK) for path in folder.iterdir()):
         raise ValueError(f"{folder} exists and is not a run; choose another --out")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -99,6 +137,7 @@ class Journal:
     """
 
     def __init__(self, folder: Path, config: RunConfig, state: State) -> None:
+        hold(folder)
         self._folder, self._config = folder, config
         self._complete = (state, _size(folder / METRICS))
 
@@ -137,13 +176,13 @@ def _size(path: Path) -> int:
 
 def load_state(folder: Path, problem: Problem) -> State:
     """The latest checkpoint (the start, where there is none yet), with metrics.jsonl cut back to it."""
+    hold(folder)
     path, metrics = folder / STATE, folder / METRICS
     if not path.exists():
         metrics.unlink(missing_ok=True)
         return start(problem)
     tensors, header = _read(path)
-    if header["config"] != write_toml(problem.config):
-        raise ValueError(f"{path} belongs to another config than {folder / CONFIG}; restore the one or the other")
+    _check_config(folder, header, problem)
     if _size(metrics) < header["metrics_bytes"]:
         raise ValueError(f"{metrics} has lost rows that {path.name} stands for; restore it, or repeat with --overwrite")
     if metrics.exists():
@@ -156,7 +195,17 @@ def read_state(folder: Path, problem: Problem) -> State:
     if not (folder / STATE).exists():
         raise ValueError(f"{folder} has no {STATE} yet; `fedncv resume {folder}` trains it")
     tensors, header = _read(folder / STATE)
+    _check_config(folder, header, problem)
     return _restore(problem, tensors, header["numbers"])
+
+
+def _check_config(folder: Path, header: dict[str, Any], problem: Problem) -> None:
+    """A GPU's run may be read where there is none; all else must be the config it was trained with."""
+    ours, theirs = (re.sub(r"(?m)^device = .*\n", "", text) for text in (write_toml(problem.config), header["config"]))
+    if ours != theirs:
+        raise ValueError(
+            f"{folder / STATE} belongs to another config than {folder / CONFIG}; restore the one or the other"
+        )
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -227,6 +276,9 @@ def _fill(template: Any, path: str, tensors: dict[str, Tensor], numbers: dict[st
 def _restore(problem: Problem, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> State:
     fresh = start(problem)
     template = fresh._replace(kept={0: keeps(problem.at(0), fresh, 0)})
-    state = _fill(template, "state", tensors, numbers, problem.model.start_P.device)
+    try:
+        state = _fill(template, "state", tensors, numbers, problem.model.start_P.device)
+    except KeyError as error:
+        raise ValueError(f"the checkpoint has no {error}: another version of fedncv wrote it; repeat the run") from None
     assert isinstance(state, State)
     return state

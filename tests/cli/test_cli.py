@@ -98,6 +98,15 @@ def test_settings_come_from_recipe_then_file_then_options(tmp_path):
     )
 
 
+def test_a_runs_own_config_repeats_its_seed(tmp_path):
+    assert main(["run", *QUICK, "--seeds", "5", "--out", str(tmp_path / "a")]) == 0
+    assert (
+        main(["run", "--config", str(tmp_path / "a" / "fedavg-seed5" / "config.toml"), "--out", str(tmp_path / "b")])
+        == 0
+    )
+    assert read_rows(tmp_path / "b" / "fedavg-seed5") == read_rows(tmp_path / "a" / "fedavg-seed5")
+
+
 def test_folders_are_named_after_method_and_seed():
     assert folder_name(RunConfig(method="fedprox:mu=0.1", seed=3)) == "fedprox-mu-0.1-seed3"
 
@@ -114,7 +123,7 @@ MISTAKES = [
     (["run", "--clients", "5", "--per-round", "6"], "per_round is 6, but there are 5 clients"),
     (["run", "--recipe", "smok"], "did you mean 'smoke'"),
     (["run", "--config", "nowhere.toml"], "cannot read nowhere.toml: No such file"),
-    (["run", "--device", "cuda"], "torch sees no GPU here"),
+    (["run", "--method", "fedavg", "fedper+momentum"], "needs a model that all clients share"),
     (["run", "--device", "toaster"], "unknown device 'toaster'"),
     (["run", "--method", "fedavg", "fedavg"], "named twice"),
     (["run", "--seeds"], "at least one"),

@@ -9,8 +9,8 @@ from torch.testing import assert_close
 from fedncv.engine import evaluate
 from fedncv.engine.choose import engine_for
 from fedncv.engine.local import train as train_client
-from fedncv.engine.problem import arrivals, start
-from fedncv.engine.sequential import DivergedError, draw, run_round
+from fedncv.engine.problem import DivergedError, arrivals, start
+from fedncv.engine.sequential import draw, run_round
 from fedncv.methods import find_method
 from fedncv.methods.base import BufferRule
 
@@ -233,3 +233,19 @@ def test_every_engine_follows_the_stream(engine, capsys):
         made.close()
     assert torch.equal(states[0].server.x_P, train(tiny("fedavg", **settings), rounds=3).server.x_P)
     assert ("running one client after the other" in capsys.readouterr().err) == (engine == "stacked")
+
+
+def test_a_method_that_counts_on_fixed_sizes_refuses_a_stream():
+    with pytest.raises(ValueError, match="does not change; leave stream empty"):
+        tiny("fedncv-sums", stream="arrivals:start=0.2,rate=0.25")
+
+
+def test_a_server_that_diverges_is_named():
+    with pytest.raises(DivergedError, match="the server diverged in round 1"):
+        train(quadratics("fedavg:server_lr=1e308", lr=0.5))
+
+
+def test_a_score_that_is_not_finite_is_named():
+    scores = evaluate.Scores(np.array([1.0, np.inf]), np.array([2, 3]))
+    with pytest.raises(DivergedError, match="client 1 scores inf before training"):
+        scores.summary("before")

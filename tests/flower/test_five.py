@@ -1,25 +1,13 @@
-"""Five clients, three of them a round, over real processes: the sequential engine's bits for four methods."""
+"""Five clients, three of them a round, over real processes: the sequential engine's bits for five methods."""
 
 import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedncv[flower]'")
 
 
-from fedncv.methods import find_method
-
 pytestmark = pytest.mark.slow
 
-
-def exists(method):
-    try:
-        find_method(method)
-    except ValueError:
-        return False
-    return True
-
-
-# the last one is tested from the day on that fedncv has that placement of its memory
-METHODS = ["fedavg", "scaffold", "fedper", "fedncv", "fedncv:memory=client"]
+METHODS = ["fedavg", "scaffold", "fedper", "fedncv", "fedncv-sums"]
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +15,7 @@ def federation(live):
     return live(5, partition="dirichlet:alpha=0.5")
 
 
-@pytest.mark.parametrize("method", [m for m in METHODS if exists(m)])
+@pytest.mark.parametrize("method", METHODS)
 def test_five_clients_have_the_sequential_engine_s_bits(method, federation, tools):
     name = "five-" + method.replace(":", "-").replace("=", "-")
     changes = {"method": method, "per_round": 3, "rounds": 3}

@@ -1,5 +1,7 @@
 """Switches for every shared method: the label prior and server momentum."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -108,3 +110,16 @@ def test_scaffold_knows_how_far_its_even_steps_went(option):
     state = train(problem)
     displacement = 5 - float(state.server.x_P)
     assert float(state.kept[0].own) == pytest.approx(10 if option == "I" else displacement / 0.125)
+
+
+@pytest.mark.parametrize(
+    "text", ["fedavg+prior+prior", "fedncv+prior", "fedncv+even", "fedncv+momentum", "fedncv-sums+momentum"]
+)
+def test_a_switch_counts_once(text):
+    with pytest.raises(ValueError, match="already"):
+        find_method(text)
+
+
+def test_without_labels_the_prior_is_nothing():
+    """A regression has no classes: its outputs must not be shifted."""
+    assert torch.equal(log_prior(torch.zeros(4), 1.0) + math.log(4), torch.zeros(4))

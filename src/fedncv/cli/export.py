@@ -1,6 +1,6 @@
 """fedncv export: the trained model, for anybody's torch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +10,7 @@ from safetensors.torch import save
 from fedncv import store
 from fedncv.cli.arguments import parse
 from fedncv.engine.problem import build
-from fedncv.results import read_config
+from fedncv.results import MODEL, read_config
 from fedncv.simulate import export
 
 
@@ -32,11 +32,11 @@ class Arguments:
 def main(argv: list[str]) -> int:
     arguments = parse(Arguments, argv, command="export")
     folder = Path(arguments.run)
-    problem = build(read_config(folder))
+    problem = build(replace(read_config(folder), device="cpu"))
     state = store.read_state(folder, problem)
     client = None if arguments.client == -1 else arguments.client
     tensors = export(problem, state, client)
-    path = Path(arguments.to or folder / "model.safetensors")
+    path = Path(arguments.to or folder / MODEL)
     store.write_atomically(path, save(tensors), name="export")
     count = sum(tensor.numel() for tensor in tensors.values())
     whose = "the shared model" if client is None else f"client {client}'s model"

@@ -25,7 +25,10 @@ def run_all(out: Path, folders: list[Path]) -> int:
                 live.begin(f"[{number}/{len(folders)}] {config.method} seed {config.seed}", config.rounds)
                 try:
                     resume(folder, on_round=live.row)
-                except ArithmeticError as error:  # one that diverged does not stop the others
+                except (
+                    ArithmeticError,
+                    ValueError,
+                ) as error:  # one that diverged or is damaged does not stop the others
                     failures.append(f"{folder}: {error}")
                     live.say(f"fedncv: {failures[-1]}")
     except KeyboardInterrupt:

@@ -9,7 +9,7 @@ from fedncv import store
 from fedncv.cli.arguments import parse
 from fedncv.cli.progress import run_all
 from fedncv.config import RunConfig, Settings, from_dict, read_toml
-from fedncv.engine.problem import build
+from fedncv.engine.problem import build, start
 from fedncv.recipes import RECIPES, Recipe
 from fedncv.spec import nearest
 from fedncv.studies.study import folder_name
@@ -51,11 +51,14 @@ def main(argv: list[str]) -> int:
         raise ValueError("nothing to run: give at least one method and one seed")
     for config in configs:
         config.check()
-    build(configs[0])  # data, partition, model and device are there before a folder is made
+    for config in {config.method: config for config in configs}.values():
+        start(build(config))  # data, partition, model, device and method are right before a folder is made
     out = Path(arguments.out or f"runs/{settings.data}-{recipe_name}")
     folders = [out / folder_name(config) for config in configs]
     if len(set(folders)) < len(folders):
         raise ValueError("a method or a seed is named twice")
+    if not arguments.overwrite:
+        store.refuse_runs(folders)
     for folder, config in zip(folders, configs, strict=True):
         store.create(folder, config, overwrite=arguments.overwrite)
     return run_all(out, folders)
@@ -77,7 +80,9 @@ def _defaults(argv: list[str]) -> tuple[str, Recipe]:
         return known.recipe, recipe
     values = read_toml(Path(known.config))
     methods = _listed(values.pop("method", list(recipe.methods)), str, "method", known.config)
-    seeds = _listed(values.pop("seeds", list(recipe.seeds)), int, "seeds", known.config)
+    if "seed" in values and "seeds" in values:
+        raise ValueError(f"{known.config} has both seed and seeds; leave one out")
+    seeds = _listed(values.pop("seeds", values.pop("seed", list(recipe.seeds))), int, "seeds", known.config)
     base = RunConfig(**vars(recipe.settings))
     config = from_dict(values, where=known.config, base=base)
     settings = Settings(**{f.name: getattr(config, f.name) for f in fields(Settings)})

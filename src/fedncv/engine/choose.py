@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from fedncv.engine import evaluate
-from fedncv.engine.problem import Problem, State
+from fedncv.engine.problem import DivergedError, Problem, State
 from fedncv.engine.processes import ProcessesEngine, can_fork, num_cores
-from fedncv.engine.sequential import DivergedError, run_round
+from fedncv.engine.sequential import run_round
 
 Settled = tuple[State, dict[str, Any]] | DivergedError
 WORTH_FORKING = 5e9  # sample-parameters of local training in a run, below which one process is as fast

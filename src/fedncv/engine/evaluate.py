@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedncv.engine.local import train
-from fedncv.engine.problem import Arrival, Problem, State, arrivals
+from fedncv.engine.problem import Arrival, DivergedError, Problem, State, arrivals
 
 CHUNK = 1024  # test samples in one forward pass
 
@@ -26,6 +26,9 @@ class Scores(NamedTuple):
 
     def summary(self, name: str) -> dict[str, Any]:
         """Sample-weighted mean, mean over clients, mean of the worst tenth of clients, and every client's."""
+        if not np.isfinite(self.total_N).all():
+            client = int(np.flatnonzero(~np.isfinite(self.total_N))[0])
+            raise DivergedError(f"client {client} scores {self.total_N[client]} {name} training; try a lower lr")
         tested = self.samples_N > 0
         if not tested.any():
             return {}

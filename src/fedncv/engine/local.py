@@ -10,7 +10,7 @@ from fedncv.engine.problem import Arrival, Kept, Problem
 from fedncv.engine.schedule import lr_factor
 from fedncv.keys import Key, fold, key_for, permutation
 from fedncv.methods.base import Ask, Batch, Method, Phase, Work
-from fedncv.tree import num_bytes
+from fedncv.tree import num_bytes, tree_map
 
 
 class Step(NamedTuple):
@@ -126,6 +126,7 @@ def train(problem: Problem, round: int, arrival: Arrival, *, share: float = 1.0)
     work = Work(sum(trained), moved_by, lr, mass)
     closing = problem.ask(u, buffers_R, round)
     up, own = method.finish(closing, y_P, work, down, own, scratch)
+    own = tree_map(torch.clone, own)  # a slice of a model would keep the whole of it in memory
     kept = Kept(own, buffers_R if problem.buffer_rule == "personal" else kept.buffers_R)
     return Trained(y_P, buffers_R, up, kept, samples, gradients, forwards, torch.stack(losses).mean())
 

@@ -94,6 +94,10 @@ class Totals(NamedTuple):
     bytes_up: int = 0
 
 
+class DivergedError(ArithmeticError):
+    """A number left the finite ones: a client's update, the server's model or a score."""
+
+
 class State(NamedTuple):
     round: int  # rounds finished
     server: Any
@@ -115,7 +119,9 @@ def build(
     given = {"data": data, "model": model, "method": method, "task": task}
     config.check(custom=tuple(name for name, value in given.items() if value is not None))
     if config.device.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(f"device is {config.device!r}, but torch sees no GPU here; use --device cpu")
+        raise ValueError(
+            f"device is {config.device!r}, but torch sees no GPU here; use --device cpu, or go where there is one"
+        )
     dataset = data or load(config.data, config.data_dir or None)
     if clients is None:
         parts = divide(dataset, config.partition, num_clients=config.clients, seed=config.seed)
@@ -138,7 +144,12 @@ def build(
     )
     rates_N = np.linspace(config.availability, 1.0, num_clients)
     stream = None
+    method = method or find_method(config.method)
     if config.stream:
+        if method.fixed_sizes:
+            raise ValueError(
+                f"{config.method} needs clients whose number of samples does not change; leave stream empty"
+            )
         name, knobs = parse(config.stream, STREAMS, what="stream")
         stream = STREAMS[name](clients.train, dataset.labels.cpu().numpy(), config.seed, **knobs)
     return Problem(
@@ -147,7 +158,7 @@ def build(
         clients,
         made,
         task or find_task(config.task),
-        method or find_method(config.method),
+        method,
         federation,
         rates_N,
         _inclusion(config, sizes, rates_N),

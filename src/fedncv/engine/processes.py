@@ -21,8 +21,8 @@ from torch import Tensor
 
 from fedncv.engine.evaluate import Scores, score_after, score_before, shared_model, summary_before, test_sizes
 from fedncv.engine.local import train
-from fedncv.engine.problem import Arrival, Problem, State, arrivals
-from fedncv.engine.sequential import DivergedError, Draw, Outcome, draw, settle
+from fedncv.engine.problem import Arrival, DivergedError, Problem, State, arrivals
+from fedncv.engine.sequential import Draw, Outcome, draw, settle
 from fedncv.tree import all_finite, tree_map
 
 TRIES = 3  # of one client, before its deaths are taken for its own fault
@@ -40,7 +40,7 @@ class Job(NamedTuple):
     shared_P: Tensor | None = None
 
 
-class WorkerError(RuntimeError):
+class WorkerError(ValueError):
     """A worker cannot go on; the message says why."""
 
 

@@ -12,11 +12,15 @@ def constant(_t: int, _rounds: int) -> float:
 
 def exponential(t: int, _rounds: int, *, decay: float = 0.985) -> float:
     """decay^t."""
+    if not 0 < decay <= 1:
+        raise ValueError(f"schedule exponential: decay must be above 0 and at most 1, not {decay}")
     return decay**t
 
 
 def cosine(t: int, rounds: int, *, floor: float = 0.0) -> float:
     """From 1 to ``floor`` along half a cosine."""
+    if not 0 <= floor <= 1:
+        raise ValueError(f"schedule cosine: floor must be from 0 to 1, not {floor}")
     return floor + (1 - floor) * (1 + math.cos(math.pi * t / max(1, rounds))) / 2
 
 
@@ -24,6 +28,8 @@ def step(t: int, _rounds: int, *, every: int = 30, factor: float = 0.1) -> float
     """Times ``factor`` every so many rounds."""
     if every < 1:
         raise ValueError(f"schedule step: every must be at least 1, not {every}")
+    if not 0 < factor <= 1:
+        raise ValueError(f"schedule step: factor must be above 0 and at most 1, not {factor}")
     return factor ** (t // every)
 
 

@@ -10,14 +10,10 @@ from torch import Tensor
 
 from fedncv.engine import sampling
 from fedncv.engine.local import Trained, lr_of, train
-from fedncv.engine.problem import Problem, State, arrivals
+from fedncv.engine.problem import DivergedError, Problem, State, arrivals
 from fedncv.keys import generator, key_for
 from fedncv.methods.base import BufferRule, Replies, ServerAsk, weighted_sum
 from fedncv.tree import all_finite, stack
-
-
-class DivergedError(ArithmeticError):
-    """A client's training left the finite numbers."""
 
 
 class Draw(NamedTuple):
@@ -131,6 +127,11 @@ def settle(problem: Problem, state: State, drawn: Draw, outcomes: Iterable[Outco
                 f"finite at lr {lr:g}; try a lower lr, or diverged=skip to leave such replies out"
             )
     state = aggregate(problem, state._replace(totals=totals), replies)
+    if not all_finite((state.server, state.buffers)):
+        raise DivergedError(
+            f"the server diverged in round {state.round}: its step is not finite though all replies were; "
+            "try a smaller server step (server_lr, momentum)"
+        )
     losses = [float(reply.trained.loss) for reply in replies]
     result: dict[str, Any] = {
         "round": state.round,

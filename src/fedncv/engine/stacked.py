@@ -20,9 +20,9 @@ from fedncv.engine.keeping import Keeper
 from fedncv.engine.local import Trained, lr_of, total_step
 from fedncv.engine.masked import masked, padding_changes
 from fedncv.engine.orders import Counts, Ints, Orders
-from fedncv.engine.problem import Kept, Problem, State, messages, start
+from fedncv.engine.problem import DivergedError, Kept, Problem, State, messages, start
 from fedncv.engine.resident import Resident
-from fedncv.engine.sequential import DivergedError, Draw, Outcome, draw, settle
+from fedncv.engine.sequential import Draw, Outcome, draw, settle
 from fedncv.engine.stage import RATIO, Fixed, Moving, Stage
 from fedncv.methods.base import Ask, Client, Work
 from fedncv.tree import leaves, num_bytes, row, stack, tree_map

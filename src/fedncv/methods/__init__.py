@@ -152,6 +152,8 @@ def find_method(text: str) -> Method:
     method = entry.make() if entry.config is None else entry.make(entry.config(**knobs))
     for switch in switches:
         name, knobs = parse(switch, {name: s.config for name, s in SWITCHES.items()}, what="switch")
+        if name in method.switches:
+            raise ValueError(f"{text!r} has {name!r} already; set its knobs there, or name the switch once")
         method = SWITCHES[name].apply(method, SWITCHES[name].config(**knobs))
     return method
 

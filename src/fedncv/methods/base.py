@@ -223,6 +223,10 @@ class Method(NamedTuple):
     buffers: Literal["averaged", "personal"] | BufferRule = "averaged"
     same_batches: bool = False
     """Batches keep their samples through a round and only change places: for a memory per batch."""
+    fixed_sizes: bool = False
+    """Its sums hold only while clients keep their number of samples: no streams."""
+    switches: tuple[str, ...] = ()
+    """Switches that are part of it already; a second time they would count twice."""
 
 
 def for_all(x: Tensor, ids_S: Tensor) -> Tensor:

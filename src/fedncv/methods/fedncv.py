@@ -20,7 +20,7 @@ closer than zero.
 
 After Chen et al., "Taming Gradient Variance in Federated Learning with Networked Control Variates"; the literal
 reading is fedncv_paper.py. Everything off is FedAvg to the last bit. Special cases: beta = 1 with equal sizes FedVARP,
-0 < beta < 1 FedStale, alpha = 1 with equal sizes SCAFFOLD (option II).
+0 < beta < 1 FedStale, alpha = 1 with equal sizes SCAFFOLD (option II); the last three once all clients were seen.
 """
 
 from dataclasses import dataclass
@@ -53,7 +53,7 @@ class Config:
     alpha: float = 1.0
     """Strength of the correction where it is fixed, from 0 to 1; the ceiling where it is adaptive."""
     rate: float = 0.5
-    """How fast alpha_u follows alpha_u*, above 0 to 1."""
+    """How fast alpha_u follows alpha_u*, from 0, never, to 1, at once."""
     tau: float = 1.0
     """Weight of the label prior, at least 0; 0 is off."""
     epsilon: float = 1.0
@@ -190,6 +190,7 @@ def fedncv(config: Config = Config()) -> Method:
         aggregate=aggregate,
         predict=predict,
         shared=shared,
+        switches=("momentum",),
         reveals={"delta_Q": "the client's update of the shared slices", "total_step": "how many steps it made"},
     )
     if config.even:
@@ -203,7 +204,8 @@ def _read(rows: Rows, ids_S: Tensor, default: Tensor) -> Tensor:
 
 
 def _write(rows: Rows, ids_S: Tensor, new_SQ: Tensor) -> Rows:
-    return rows | dict(zip(ids_S.tolist(), new_SQ, strict=True))
+    """The rows of these clients replaced; each is a copy, so that it does not keep its whole round in memory."""
+    return rows | {u: row.clone() for u, row in zip(ids_S.tolist(), new_SQ, strict=True)}
 
 
 def _remember(

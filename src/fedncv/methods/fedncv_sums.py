@@ -123,6 +123,8 @@ def fedncv_sums(config: Config = Config()) -> Method:
         direction=direction,
         finish=finish,
         aggregate=aggregate,
+        fixed_sizes=True,
+        switches=("momentum",),
         reveals={
             "news_P": "how its update changed, times its samples; only the sum over the round is needed",
             "dc_E": "how its mean gradient changed, times its samples; only the sum is needed",

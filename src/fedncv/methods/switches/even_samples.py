@@ -31,4 +31,4 @@ def with_even_samples(method: Method, _config: Config = Config()) -> Method:
         share = work.samples / (work.steps * ask.client.full_batch)  # mean length of the steps
         return method.finish(ask, y_P, work._replace(total_step=work.total_step * share), down, own, scratch)
 
-    return method._replace(direction=direction, finish=finish)
+    return method._replace(direction=direction, finish=finish, switches=(*method.switches, "even"))

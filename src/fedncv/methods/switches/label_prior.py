@@ -8,6 +8,7 @@ offset, which never leaves it. Menon et al., ICLR 2021, https://arxiv.org/abs/20
 FedLC, FedRoD. It is no variance reduction, though it brings the clients' gradients closer together.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,7 +43,9 @@ def with_prior(method: Method, config: Config = Config()) -> Method:
         return method
 
     def offset(ask: Ask) -> Tensor:
-        return config.tau * log_prior(ask.client.label_counts_C, config.epsilon)
+        """tau log(C pi_u): the constant log C changes no probability, and makes it 0 where there are no labels."""
+        counts_C = ask.client.label_counts_C
+        return config.tau * (log_prior(counts_C, config.epsilon) + math.log(len(counts_C)))
 
     def direction(ask: Ask, y_P: Tensor, batch: Batch, down: Any, own: Any, scratch: Any) -> tuple[Tensor, Any]:
         ask.prior_C = offset(ask)
@@ -52,4 +55,4 @@ def with_prior(method: Method, config: Config = Config()) -> Method:
         x_P, offset_C = method.predict(ask, y_P, down, own)
         return x_P, offset(ask) if offset_C is None else offset_C + offset(ask)
 
-    return method._replace(direction=direction, predict=predict)
+    return method._replace(direction=direction, predict=predict, switches=(*method.switches, "prior"))

@@ -54,7 +54,12 @@ def with_momentum(method: Method, config: Config = Config()) -> Method:
         return method.shared(moving.server)
 
     return method._replace(
-        init=init, broadcast=broadcast, aggregate=aggregate, shared=shared, buffers=_through(method.buffers)
+        init=init,
+        broadcast=broadcast,
+        aggregate=aggregate,
+        shared=shared,
+        buffers=_through(method.buffers),
+        switches=(*method.switches, "momentum"),
     )
 
 
