@@ -55,5 +55,6 @@ def num_bytes(tree: Tree) -> int:
 
 
 def all_finite(tree: Tree) -> bool:
-    tensors = (leaf for _, leaf in leaves(tree) if isinstance(leaf, Tensor) and leaf.is_floating_point())
-    return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
+    tensors = [leaf for _, leaf in leaves(tree) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    flags = [torch.isfinite(tensor).all() for tensor in tensors]
+    return not flags or bool(torch.stack(flags).all())  # one look at the device, not one a tensor
