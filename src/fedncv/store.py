@@ -46,7 +46,8 @@ def write_atomically(path: Path, data: bytes, *, name: str) -> None:
         write_point(f"{name}: written, not renamed")
         temporary.replace(path)
     except OSError as error:  # a full disk: give the space back, and say which file it was
-        temporary.unlink(missing_ok=True)
+        if not temporary.is_symlink():  # a link is somebody else's
+            temporary.unlink(missing_ok=True)
         raise OSError(error.errno, error.strerror, str(path)) from None
     _sync_folder(path.parent)
     write_point(f"{name}: renamed")
