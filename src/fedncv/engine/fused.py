@@ -64,7 +64,7 @@ class Backward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:
-        raise NotImplementedError("second derivatives are not written for the fused layers")
+        raise RuntimeError("second derivatives are not written for the fused layers")
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *arguments: Any) -> Any:
@@ -110,7 +110,7 @@ class EntropyBackward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:
-        raise NotImplementedError("second derivatives are not written for the fused layers")
+        raise RuntimeError("second derivatives are not written for the fused layers")
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *arguments: Any) -> Any:
