@@ -1,0 +1,175 @@
+"""Convolution, BatchNorm, ReLU and 2x2 maximum as one compiled operation, for one client on one CPU core.
+
+oneDNN's kernels are made for many channels; a small model's three and six leave most of each vector empty. Here a
+vector holds one pixel of many samples (cpu_block.c), which is as good for three channels as for sixty.
+"""
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from fedncv.engine.cpu_library import Shape, library
+from fedncv.flat import Model
+from fedncv.keys import key_for
+
+VECTOR_BYTES = 64
+
+
+class Block(torch.autograd.Function):
+    """x, w, bias, gamma, beta, running_mean, running_var, eps, momentum -> out; the running two are moved."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, w: Tensor, bias: Tensor | None, gamma: Tensor, beta: Tensor, running_mean: Tensor,
+        running_var: Tensor, eps: float, momentum: float,
+    ) -> Tensor:  # fmt: skip
+        x, w = x.contiguous(), w.contiguous()
+        (B, C, H, W), (O, _, I, J) = x.shape, w.shape
+        height, width, vectors = H - I + 1, W - J + 1, -(-B // lanes(x.dtype)) * lanes(x.dtype)
+        ctx.shape = Shape(B, C, H, W, O, I, J)
+        ctx.packed, ctx.z = x.new_empty(C * H * W * vectors), x.new_empty(O * height * width * vectors)
+        ctx.mean, ctx.rstd = x.new_empty(O), x.new_empty(O)
+        out, filters = x.new_empty(B, O, height // 2, width // 2), torch.empty_like(w)
+        _library(x.dtype).forward(
+            ctx.shape, *_pointers(x, w, bias, gamma, beta, running_mean, running_var), eps, momentum,
+            *_pointers(ctx.packed, ctx.z, ctx.mean, ctx.rstd, filters, out),
+        )  # fmt: skip
+        ctx.save_for_backward(w, gamma, beta)
+        return out
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, g: Tensor) -> Any:
+        g = g.contiguous()
+        w, gamma, beta = ctx.saved_tensors
+        s, lanes_ = ctx.shape, lanes(g.dtype)
+        vectors = -(-s.samples // lanes_) * lanes_
+        height, row = s.height - s.rows + 1, s.width + s.columns - 1
+        dx = g.new_empty(s.samples, s.inputs, s.height, s.width) if ctx.needs_input_grad[0] else None
+        scratch = (
+            g.new_empty(g[0].numel() * vectors),
+            g.new_empty(s.outputs * height * row * vectors),
+            g.new_empty(w.numel() * lanes_),
+            None if dx is None else g.new_empty(dx[0].numel() * lanes_),
+            torch.empty_like(w),
+        )
+        dw, dgamma, dbeta = torch.empty_like(w), torch.empty_like(gamma), torch.empty_like(beta)
+        _library(g.dtype).backward(
+            s, *_pointers(g, w, gamma, beta, ctx.packed, ctx.z, ctx.mean, ctx.rstd, *scratch, dx, dw, dgamma, dbeta)
+        )
+        dbias = g.new_zeros(s.outputs) if ctx.needs_input_grad[2] else None
+        return dx, dw, dbias, dgamma, dbeta, None, None, None, None
+
+
+def lanes(dtype: torch.dtype) -> int:
+    """Samples in a vector."""
+    return VECTOR_BYTES // dtype.itemsize
+
+
+def _library(dtype: torch.dtype) -> ctypes.CDLL:
+    found = library(dtype)
+    assert found is not None, "only models that `fused` accepted come here"
+    return found
+
+
+def _pointers(*tensors: Tensor | None) -> list[int | None]:
+    """Addresses; the caller holds the tensors as long as they are used."""
+    return [None if tensor is None else tensor.data_ptr() for tensor in tensors]
+
+
+class FusedConv(nn.Module):
+    """The convolution, which does the work of the three layers behind it too; they keep their names."""
+
+    def __init__(self, plain: nn.Conv2d, norm: "PassedNorm") -> None:
+        super().__init__()
+        self.weight, self.bias = plain.weight, plain.bias
+        self._norms = (norm,)  # in a tuple: not a child of this one
+
+    def forward(self, x: Tensor) -> Tensor:
+        (norm,) = self._norms
+        vectors = (norm.weight, norm.bias, norm.running_mean, norm.running_var)
+        if not (norm.training and _fits(x, self.weight, self.bias, *vectors)):
+            return F.max_pool2d(F.relu(norm.normalise(F.conv2d(x, self.weight, self.bias))), 2)
+        apply: Callable[..., Tensor] = Block.apply
+        return apply(x, self.weight, self.bias, *vectors, norm.eps, norm.momentum)
+
+
+class PassedNorm(nn.Module):
+    """Keeps the parameters and statistics; its arithmetic is done in the convolution before it."""
+
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(self, plain: nn.BatchNorm2d) -> None:
+        super().__init__()
+        self.eps, self.momentum = plain.eps, plain.momentum
+        self.weight, self.bias = plain.weight, plain.bias
+        self.register_buffer("running_mean", plain.running_mean)
+        self.register_buffer("running_var", plain.running_var)
+
+    def normalise(self, x: Tensor) -> Tensor:
+        assert self.momentum is not None
+        return F.batch_norm(
+            x, self.running_mean, self.running_var, self.weight, self.bias, self.training, self.momentum, self.eps
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+def _fits(x: Tensor, w: Tensor, *vectors: Tensor | None) -> bool:
+    """Whether the kernel, which checks nothing, may be given these; torch's own layers name what is wrong."""
+    return (
+        x.dim() == 4
+        and x.shape[1] == w.shape[1]
+        and x.shape[2] > w.shape[2]
+        and x.shape[3] > w.shape[3]
+        and x.dtype == w.dtype
+        and library(x.dtype) is not None
+        and all(v is None or (v.dtype == x.dtype and v.is_contiguous() and len(v) == len(w)) for v in vectors)
+    )
+
+
+def fuse(module: nn.Module) -> int:
+    """Fuse what can be: in a Sequential, Conv2d, BatchNorm2d, ReLU and MaxPool2d(2) in a row. -> how many"""
+    names = [id(part) for _, part in module.named_modules(remove_duplicate=False)]
+    count = 0
+    for sequence in [part for part in module.modules() if type(part) is nn.Sequential]:
+        for i in range(len(sequence) - 3):
+            parts = [sequence[i + j] for j in range(4)]
+            if any(names.count(id(part)) > 1 or _watched(part) for part in parts):
+                continue  # used elsewhere too, or looked at by someone
+            conv, norm, relu, pool = parts
+            if not (type(conv) is nn.Conv2d and type(norm) is nn.BatchNorm2d and type(pool) is nn.MaxPool2d):
+                continue
+            if _plain(conv) and norm.affine and norm.track_running_stats and type(relu) is nn.ReLU and _halves(pool):
+                passed = PassedNorm(norm)
+                sequence[i], sequence[i + 1] = FusedConv(conv, passed), passed
+                sequence[i + 2], sequence[i + 3] = nn.Identity(), nn.Identity()
+                count += 1
+    return count
+
+
+def _watched(part: nn.Module) -> bool:
+    return bool(part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks)
+
+
+def _plain(conv: nn.Conv2d) -> bool:
+    ones = (conv.stride, conv.dilation, (conv.groups, conv.groups))
+    return all(pair == (1, 1) for pair in ones) and conv.padding == (0, 0)
+
+
+def _halves(pool: nn.MaxPool2d) -> bool:
+    return (
+        pool.kernel_size in (2, (2, 2))
+        and pool.stride in (2, (2, 2))
+        and pool.padding in (0, (0, 0))
+        and pool.dilation in (1, (1, 1))
+        and not pool.ceil_mode
+        and not pool.return_indices
+    )
