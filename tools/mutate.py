@@ -1,16 +1,19 @@
 """Break the source on purpose, one small change at a time, and see that a test notices.
 
-    python tools/mutate.py src/fedncv/estimators tests/estimators docs/mutants.md
+    python tools/mutate.py src/fedncv/methods tests/methods docs/mutants.md --jobs 8 --only fedprox scaffold
 
-Every file of the first folder is mutated against its own test file (``x.py`` against ``test_x.py``).
-A mutant that survives must stand in the third argument, a Markdown page with the reason why it cannot
-matter; a survivor that does not stand there, or an entry that is killed or gone, fails the run.
+Every function of the first folder is mutated against the tests of its file (``x.py`` against ``test_x.py``;
+where there is none, ``folder/x.py`` against ``test_folder.py``). A mutant that survives must stand
+in the third argument, a Markdown page with the reason why it cannot matter; a survivor that does not stand
+there, or an entry that is killed or gone, fails the run. Default values of knobs are not mutated: they are
+choices, and the methods' pages show them.
 
 The unchanged tests run once in this process, which loads torch and everything they need; each mutant then
 lives and dies in a fork of it, which forgets the package and compiles the changed tree in place of the
-file. No file is written.
+file. No file is written. Survivors are printed as they are found.
 """
 
+import argparse
 import ast
 import copy
 import importlib.machinery
@@ -18,6 +21,7 @@ import os
 import re
 import signal
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType
@@ -44,6 +48,14 @@ class Mutant(NamedTuple):
     tree: ast.Module
 
 
+class Job(NamedTuple):
+    """A mutant, the file it replaces and the tests that should notice."""
+
+    mutant: Mutant
+    path: Path
+    test: Path
+
+
 def variants(node: ast.AST) -> Iterator[ast.AST]:
     """Every small change of one node."""
     if isinstance(node, ast.BinOp):
@@ -57,7 +69,9 @@ def variants(node: ast.AST) -> Iterator[ast.AST]:
         yield node.operand
     elif isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in SWAPS:
         yield ast.Compare(node.left, [SWAPS[type(node.ops[0])]()], node.comparators)  # type: ignore[list-item]
-    elif isinstance(node, ast.Constant) and isinstance(node.value, int | float) and node.value is not True:
+    elif isinstance(node, ast.Constant) and isinstance(node.value, bool):
+        yield ast.Constant(not node.value)
+    elif isinstance(node, ast.Constant) and isinstance(node.value, int | float):
         yield ast.Constant(node.value + 1)
     elif isinstance(node, ast.Call):
         if len(node.args) >= 2 and _words(node.func) not in SYMMETRIC:
@@ -73,17 +87,33 @@ def variants(node: ast.AST) -> Iterator[ast.AST]:
         yield ast.Pass()  # a check left out
 
 
-def mutants(source: str) -> Iterator[Mutant]:
+def mutants(source: str, prefix: str = "") -> Iterator[Mutant]:
+    """Every small change of every function and method; a number is named with what stands around it."""
     tree = ast.parse(source)
     skip = {id(n) for a in ast.walk(tree) for n in _untouched(a)}
-    owner = {id(n): f.name for f in tree.body if isinstance(f, ast.FunctionDef) for n in ast.walk(f)}
+    owner = {id(n): name for name, function in _functions(tree) for n in ast.walk(function)}
+    seen: Counter[str] = Counter()
     for parent in ast.walk(tree):
         for node in ast.iter_child_nodes(parent):
             if id(node) not in skip and id(node) in owner:
                 for changed in (v for v in variants(node) if _words(v) != _words(node)):
                     memo: dict[int, object] = {id(node): ast.fix_missing_locations(ast.copy_location(changed, node))}
-                    name = f"{owner[id(node)]}: {_words(node)} → {_words(changed)}"
-                    yield Mutant(name, copy.deepcopy(tree, memo))
+                    before, after = (
+                        (parent, copy.deepcopy(parent, dict(memo)))
+                        if isinstance(node, ast.Constant)
+                        else (node, changed)
+                    )
+                    name = f"{prefix}{owner[id(node)]}: {_short(before)} → {_short(after)}"
+                    seen[name] += 1
+                    yield Mutant(name + f" ({seen[name]})" * (seen[name] > 1), copy.deepcopy(tree, memo))
+
+
+def _functions(tree: ast.Module) -> Iterator[tuple[str, ast.FunctionDef]]:
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef):
+            yield node.name, node
+        if isinstance(node, ast.ClassDef):
+            yield from ((f"{node.name}.{f.name}", f) for f in node.body if isinstance(f, ast.FunctionDef))
 
 
 def _untouched(node: ast.AST) -> Iterator[ast.AST]:
@@ -97,7 +127,12 @@ def _untouched(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _words(node: ast.AST) -> str:
-    return " ".join(ast.unparse(node).split())[:100]
+    return " ".join(ast.unparse(node).split())
+
+
+def _short(node: ast.AST) -> str:
+    words = _words(node)
+    return words if len(words) <= 100 else f"{words[:60]}…{words[-39:]}"
 
 
 def passes(tests: list[Path]) -> bool:
@@ -124,45 +159,66 @@ def start(path: Path, tree: ast.Module, test: Path) -> int:
     os._exit(not passes([test]))
 
 
-def survivors_of(path: Path, trees: list[ast.Module], test: Path) -> list[bool]:
-    """Does the test file pass on each tree? As many at a time as there are processors."""
-    alive = [False] * len(trees)
-    running: dict[int, int] = {}
-    for i, tree in enumerate(trees):
-        running[start(path, tree, test)] = i
-        while len(running) >= (os.cpu_count() or 1) or (running and i == len(trees) - 1):
-            child, status = os.wait()
-            alive[running.pop(child)] = status == 0
-    return alive
+def test_of(path: Path, tests: Path) -> Path:
+    own, shared = tests / f"test_{path.stem}.py", tests / f"test_{path.parent.name}.py"
+    return own if own.exists() else shared
 
 
-def main(source: Path, tests: Path, page: Path) -> int:
+def survivors_of(jobs: list[Job], at_a_time: int) -> Iterator[Job]:
+    """Those whose tests pass, as they are found."""
+    running: dict[int, Job] = {}
+    waiting = iter(jobs)
+    while True:
+        while len(running) < at_a_time and (job := next(waiting, None)):
+            running[start(job.path, job.mutant.tree, job.test)] = job
+        if not running:
+            return
+        child, status = os.wait()
+        job = running.pop(child)
+        if status == 0:
+            yield job
+        elif os.WIFSIGNALED(status):
+            print(f"killed by {signal.Signals(os.WTERMSIG(status)).name}: {job.mutant.name}", flush=True)
+
+
+def main(source: Path, tests: Path, page: Path, only: list[str], at_a_time: int) -> int:
     torch.set_num_threads(1)
-    listed = re.findall(r"^- `(.+?)`", page.read_text(encoding="utf-8"), re.MULTILINE)
-    excused = {name for name in listed if name.startswith(f"{source.name}/")}
     # A failing example need not be made small to be noticed.
     phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
     hypothesis.settings.register_profile("mutants", phases=phases)
     hypothesis.settings.load_profile("mutants")
-    if not passes([tests]):
+    source = source.resolve()
+    jobs, prefixes = [], []
+    for path in sorted(source.rglob("*.py")):
+        if not only or path.stem in only:
+            prefixes.append(f"{source.name}/{path.relative_to(source).with_suffix('')}.")
+            jobs += [Job(m, path, test_of(path, tests)) for m in mutants(path.read_text(), prefixes[-1])]
+    if not passes(sorted({job.test for job in jobs})):
         print(f"{tests} fail on the unchanged source")
         return 1
-    survivors: set[str] = set()
-    total = 0
-    for path in sorted(source.resolve().glob("[!_]*.py")):
-        test = tests / f"test_{path.stem}.py"
-        found = list(mutants(path.read_text()))
-        alive = survivors_of(path, [m.tree for m in found], test)
-        survivors |= {f"{source.name}/{path.stem}.{m.name}" for m, lives in zip(found, alive, strict=True) if lives}
-        total += len(found)
-        print(f"{path.stem:20} {len(found):4} mutants, {sum(alive):3} survived", flush=True)
-    for name in sorted(survivors - excused):
-        print(f"survived, and no reason given: {name}")
+    listed = re.findall(r"^- `(.+?)`", page.read_text(encoding="utf-8"), re.MULTILINE)
+    excused = {name for name in listed if name.startswith(tuple(prefixes))}
+    survivors = set()
+    for job in survivors_of(jobs, at_a_time):
+        survivors.add(job.mutant.name)
+        if job.mutant.name not in excused:
+            print(f"survived, and no reason given: {job.mutant.name}", flush=True)
     for name in sorted(excused - survivors):
         print(f"excused, but killed or gone:   {name}")
-    print(f"{total} mutants, {len(survivors)} survivors, {len(survivors & excused)} of them excused in {page}")
+    for prefix in prefixes:
+        found = sum(job.mutant.name.startswith(prefix) for job in jobs)
+        alive = sum(name.startswith(prefix) for name in survivors)
+        print(f"{prefix[:-1]:40} {found:4} mutants, {alive:3} survived")
+    print(f"{len(jobs)} mutants, {len(survivors)} survivors, {len(survivors & excused)} of them excused in {page}")
     return int(survivors != excused)
 
 
 if __name__ == "__main__":
-    sys.exit(main(*map(Path, sys.argv[1:4])))
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("source", type=Path, help="the folder to break")
+    parser.add_argument("tests", type=Path, help="the folder of its tests")
+    parser.add_argument("page", type=Path, help="Markdown page of excused survivors")
+    parser.add_argument("--only", nargs="+", default=[], help="names of source files without .py; all if left out")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="mutants at a time, a thread each")
+    args = parser.parse_args()
+    sys.exit(main(args.source, args.tests, args.page, args.only, args.jobs))
