@@ -10,6 +10,7 @@ from fedncv.data import PARTITIONS, STREAMS, check_name
 from fedncv.engine.schedule import lr_factor
 from fedncv.methods import find_method
 from fedncv.models import find_model
+from fedncv.observatory.probe import find_probe
 from fedncv.spec import nearest, parse
 from fedncv.tasks import find_task
 
@@ -66,6 +67,8 @@ class Settings:
     """Measure all clients before local training every so many rounds, and at the end; 0: only at the end."""
     after_every: int = 0
     """Measure all clients after local training every so many rounds; 0: only at the end."""
+    probe: str = ""
+    """Measure the gradients' variance at the model: every=10, so many rounds; empty: never (docs/variance.md)."""
     checkpoint_every: int = 10
     """Save the state every so many rounds, and at the end; at least 1."""
     diverged: Literal["stop", "skip"] = "stop"
@@ -131,6 +134,7 @@ class RunConfig(Settings):
             find_model(self.model)
         if "task" not in custom:
             find_task(self.task)
+        find_probe(self.probe)
         parse(self.partition, PARTITIONS, what="partition")
         if self.stream:
             parse(self.stream, STREAMS, what="stream")

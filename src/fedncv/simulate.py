@@ -13,11 +13,14 @@ from torch import Tensor
 
 from fedncv.config import CUSTOM, RunConfig, from_dict
 from fedncv.data import Dataset, load, prior_accuracy
+from fedncv.engine import gradients
 from fedncv.engine.choose import Engine, engine_for
 from fedncv.engine.problem import DivergedError, Problem, State, arrivals, build, start
 from fedncv.engine.sequential import one_thread
 from fedncv.flat import Factory
 from fedncv.methods.base import Method
+from fedncv.observatory import at_model
+from fedncv.observatory.probe import find_probe
 from fedncv.results import read_config, read_rows
 from fedncv.tasks import Task
 
@@ -290,6 +293,12 @@ def measure(engine: Engine, config: RunConfig, states: list[State]) -> list[Row]
         rows = [row | measured for row, measured in zip(rows, engine.before(states), strict=True)]
     if last or (config.after_every and t and t % config.after_every == 0):
         rows = [row | measured for row, measured in zip(rows, engine.after(states), strict=True)]
+    probe = find_probe(config.probe)
+    if probe is not None and probe.due(t, config.rounds):
+        gradients.check(engine.problems[0])
+        problems = [problem.at(t) for problem in engine.problems]
+        splits = map(at_model.split, engine.gradients(states), problems)
+        rows = [row | at_model.row(measured) for row, measured in zip(rows, splits, strict=True)]
     return rows
 
 

@@ -201,8 +201,9 @@ def read_state(folder: Path, problem: Problem) -> State:
 
 
 def _check_config(folder: Path, header: dict[str, Any], problem: Problem) -> None:
-    """A GPU's run may be read where there is none; all else must be the config it was trained with."""
-    ours, theirs = (re.sub(r"(?m)^device = .*\n", "", text) for text in (write_toml(problem.config), header["config"]))
+    """A GPU's run may be read where there is none, and probes change no state; all else must be as it was trained."""
+    neutral = re.compile(r"(?m)^(device|probe) = .*\n")
+    ours, theirs = (neutral.sub("", text) for text in (write_toml(problem.config), header["config"]))
     if ours != theirs:
         raise ValueError(
             f"{folder / STATE} belongs to another config than {folder / CONFIG}; restore the one or the other"

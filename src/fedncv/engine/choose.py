@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from fedncv.engine import evaluate
+from fedncv.engine.gradients import Gradients, of_run
 from fedncv.engine.problem import DivergedError, Problem, State
 from fedncv.engine.processes import ProcessesEngine, can_fork, num_cores
 from fedncv.engine.sequential import run_round
@@ -16,12 +17,16 @@ WORTH_FORKING = 5e9  # sample-parameters of local training in a run, below which
 class Engine(Protocol):
     """One round, or one measurement, of runs that differ in their seed only."""
 
+    problems: list[Problem]
+
     def run_rounds(self, states: Sequence[State]) -> list[Settled]:
         """(state, row) of each run; a run that diverged gives its error and leaves the others alone."""
 
     def before(self, states: Sequence[State]) -> list[dict[str, Any]]: ...
 
     def after(self, states: Sequence[State]) -> list[dict[str, Any]]: ...
+
+    def gradients(self, states: Sequence[State]) -> list[Gradients]: ...
 
     def close(self) -> None: ...
 
@@ -46,6 +51,9 @@ class SequentialEngine:
 
     def after(self, states: Sequence[State]) -> list[dict[str, Any]]:
         return [evaluate.after(problem, state) for problem, state in zip(self.problems, states, strict=True)]
+
+    def gradients(self, states: Sequence[State]) -> list[Gradients]:
+        return [of_run(problem, state) for problem, state in zip(self.problems, states, strict=True)]
 
     def close(self) -> None:
         pass

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from fedncv.engine.evaluate import Scores, score_after, score_before, shared_model, summary_before, test_sizes
+from fedncv.engine.gradients import Gradients, collected, of_client
 from fedncv.engine.local import train
 from fedncv.engine.problem import Arrival, DivergedError, Problem, State, arrivals
 from fedncv.engine.sequential import Draw, Outcome, draw, settle
@@ -32,7 +33,7 @@ Settled = tuple[State, dict[str, Any]] | DivergedError
 class Job(NamedTuple):
     """Something to do for one client, in any process that holds the problems."""
 
-    kind: Literal["train", "before", "after"]
+    kind: Literal["train", "before", "after", "gradients"]
     run: int
     round: int
     arrival: Arrival
@@ -59,6 +60,8 @@ def work(problems: Sequence[Problem], job: Job) -> Any:
         return score_before(problem, job.round, job.arrival, job.shared_P)
     if job.kind == "after":
         return score_after(problem, job.round, job.arrival)
+    if job.kind == "gradients":
+        return of_client(problem, job.round, job.arrival)
     trained = train(problem, job.round, job.arrival, share=job.share)
     if trained is None:
         return None, True
@@ -148,6 +151,14 @@ class ProcessesEngine:
             Scores(each[:, 0], test_sizes(problem)).summary("after")
             for problem, each in zip(self.problems, totals, strict=True)
         ]
+
+    def gradients(self, states: Sequence[State]) -> list[Gradients]:
+        return [self._gradients(j, problem, states[j]) for j, problem in enumerate(self._at(states))]
+
+    def _gradients(self, j: int, problem: Problem, state: State) -> Gradients:
+        holders = np.flatnonzero(problem.clients.sizes)
+        jobs = [Job("gradients", j, state.round, arrival) for arrival in arrivals(problem, state, holders)]
+        return collected(problem, holders, self._map(jobs))
 
     def _scores(
         self, kind: Literal["before", "after"], states: Sequence[State], shared: Sequence[Tensor | None]

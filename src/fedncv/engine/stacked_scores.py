@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedncv.engine.evaluate import Scores, shared_model, summary_before, test_sizes
+from fedncv.engine.gradients import Gradients
 from fedncv.engine.orders import Ints
 from fedncv.engine.problem import State
 from fedncv.engine.stacked import Arrived, StackedEngine, vmap_asking
+from fedncv.engine.stacked_gradients import gradients
 from fedncv.tree import tree_map
 
 BLOCK = 64  # test samples of one client in a forward pass
@@ -143,6 +145,9 @@ class ScoringEngine(StackedEngine):
 
     def after(self, states: Sequence[State]) -> list[dict[str, Any]]:
         return after(self, states)
+
+    def gradients(self, states: Sequence[State]) -> list[Gradients]:
+        return gradients(self, states)
 
     def close(self) -> None:
         if self.computed:

@@ -45,6 +45,8 @@ def check(config: RunConfig) -> None:
             )
     if config.stream:
         raise ValueError(f"stream is {config.stream!r}: clients say once how many samples they hold; leave it empty")
+    if config.probe:
+        raise ValueError(f"probe is {config.probe!r}: gradients of single samples stay at the clients; leave it empty")
     if config.sampling == "available":
         raise ValueError("sampling is available: who is reachable shows by itself; use uniform or weighted")
     if config.device != "cpu":

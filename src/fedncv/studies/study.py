@@ -16,7 +16,7 @@ FILE = "study.toml"
 TUNING = "tuning"  # the folder of the tuning runs, beside the columns
 PARTITION = "partition.json"  # in a column's folder: who holds what, for the report
 
-NEUTRAL = ("device", "engine", "data_dir", "checkpoint_every")  # settings that do not change what a run is
+NEUTRAL = ("device", "engine", "data_dir", "checkpoint_every", "probe")  # settings that do not change what a run is
 
 
 class Tuning(NamedTuple):

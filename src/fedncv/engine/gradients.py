@@ -1,0 +1,170 @@
+"""Gradients of every client's samples, at the model the client receives. Measuring changes nothing.
+
+    g_ui       gradient of the loss of sample i of client u at y_u, where u's local training would begin
+    g_u        = mean_i g_ui
+    spread_u   = sum_i ||g_ui - g_u||^2, in each layer
+
+The loss is that of what client u predicts with: the study's loss of logits plus the offset that the method's
+``predict`` gives, so that the label prior is in it. Where a method trains another loss (FedLC, MOON, FedGen) or
+adds a correction (SCAFFOLD, FedNCV), neither is: it is the clients that are measured, not the remedy.
+
+The mode is "eval". With the statistics of a batch, BatchNorm makes the loss of a sample depend on the others of
+its batch, and a sample has no gradient of its own; with the running statistics it has. Dropout is off.
+
+Per-sample gradients are made in chunks of at most ``CHUNK_BYTES`` (a few such arrays live at a time); beside
+them the clients' mean gradients are kept, N x P numbers.
+
+Shapes: N all clients, K some of them, B samples of a chunk, P parameters, L layers (the layout's names).
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedncv.engine.problem import Arrival, Problem, State, arrivals
+from fedncv.flat import Layout, Model
+from fedncv.tasks import Task
+
+CHUNK_BYTES = {"cpu": 1 << 25, "cuda": 1 << 30}  # of one array of per-sample gradients
+
+Inputs = Callable[[Tensor], tuple[Tensor, Tensor]]  # sample numbers -> scaled inputs, targets
+
+
+class Gradients(NamedTuple):
+    """Of all clients; a client without samples has zeros."""
+
+    sizes_N: Tensor  # training samples, float64
+    mean_NP: Tensor
+    spread_NL: Tensor  # float64
+
+
+class Standing(NamedTuple):
+    """A model that one or more clients share, and each one's offset on the logits."""
+
+    y_P: Tensor
+    buffers_R: Tensor
+    offset_KC: Tensor | None
+
+
+def of_run(problem: Problem, state: State) -> Gradients:
+    """One client after the other: what every engine's ``gradients`` gives."""
+    problem = problem.at(state.round)
+    holders = np.flatnonzero(problem.clients.sizes)
+    return collected(problem, holders, [of_client(problem, state.round, a) for a in arrivals(problem, state, holders)])
+
+
+def of_client(problem: Problem, round: int, arrival: Arrival) -> tuple[Tensor, Tensor]:
+    """Mean gradient and spread of one client."""
+    u, down, buffers_R, kept = arrival
+    ask = problem.ask(u, buffers_R, round)
+    y_P, _ = problem.method.begin(ask, down, kept.own)
+    _, offset_C = problem.method.predict(ask, y_P, down, kept.own)
+    index = torch.from_numpy(problem.clients.train[u])
+    at = Standing(y_P, buffers_R, None if offset_C is None else offset_C[None])
+    mean_KP, spread_KL = moments(problem.model, problem.task, _inputs(problem), at, [index])
+    return mean_KP[0], spread_KL[0]
+
+
+def _inputs(problem: Problem) -> Inputs:
+    return lambda index: (problem.dataset.inputs(index, problem.dtype), problem.dataset.y[index])
+
+
+def collected(problem: Problem, holders: NDArray[np.int64], found: Sequence[tuple[Tensor, Tensor]]) -> Gradients:
+    """The clients' moments in the order of their ids, with zeros for those that hold nothing."""
+    num_clients, layout = problem.federation.num_clients, problem.model.layout
+    mean_NP = problem.model.start_P.new_zeros(num_clients, layout.num_parameters)
+    spread_NL = mean_NP.new_zeros(num_clients, len(layout.names), dtype=torch.float64)
+    for u, (mean_P, spread_L) in zip(holders.tolist(), found, strict=True):
+        mean_NP[u], spread_NL[u] = mean_P, spread_L
+    return Gradients(problem.federation.sizes_N, mean_NP, spread_NL)
+
+
+def moments(model: Model, task: Task, inputs: Inputs, at: Standing, parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """mean_KP and spread_KL of K clients at one model; ``parts`` are their sample numbers, none of them empty.
+
+    Chunks are merged as in Chan, Golub and LeVeque (1983): with d the difference of the means of a and b,
+
+        mean = mean_a + d n_b / n,    spread = spread_a + spread_b + d^2 n_a n_b / n,    n = n_a + n_b
+    """
+    layout, device = model.layout, at.y_P.device
+    each = sample_gradients(model, task)
+    sizes = [len(part) for part in parts]
+    index = torch.cat(list(parts)).to(device)
+    owner = torch.repeat_interleave(torch.arange(len(parts)), torch.tensor(sizes)).tolist()
+    offset_KC = at.offset_KC
+    mean_KP = at.y_P.new_zeros(len(parts), layout.num_parameters)
+    spread_KL = mean_KP.new_zeros(len(parts), len(layout.names), dtype=torch.float64)
+    done = [0] * len(parts)
+    chunk = chunk_size(at.y_P)
+    for first in range(0, len(index), chunk):
+        some = owner[first : first + chunk]
+        low, high = some[0], some[-1] + 1  # samples lie client by client
+        n_new = torch.bincount(torch.tensor(some) - low, minlength=high - low)
+        n_old = torch.tensor(done[low:high])
+        done[low:high] = (n_old + n_new).tolist()
+        place_B = torch.tensor(some, device=device) - low
+        x, target = inputs(index[first : first + chunk])
+        offset_BC = None if offset_KC is None else offset_KC[low:high][place_B]
+        g_BP = each(at.y_P, at.buffers_R, x, target, offset_BC)
+        member_KB = (place_B == torch.arange(high - low, device=device)[:, None]).to(g_BP.dtype)
+        n_new, n_old = n_new.to(g_BP), n_old.to(g_BP)
+        new_KP = member_KB @ g_BP / n_new[:, None]
+        g_BP -= new_KP[place_B]
+        d_KP = new_KP - mean_KP[low:high]
+        share = n_new / (n_old + n_new)
+        mean_KP[low:high] += share[:, None] * d_KP
+        spread_KL[low:high] += member_KB.double() @ by_layer(g_BP, layout)
+        spread_KL[low:high] += (share * n_old).double()[:, None] * by_layer(d_KP, layout)
+    return mean_KP, spread_KL
+
+
+def chunk_size(y_P: Tensor) -> int:
+    """Samples whose gradients fit into the bound; at least one."""
+    limit = CHUNK_BYTES.get(y_P.device.type, CHUNK_BYTES["cpu"])
+    return max(1, limit // (y_P.numel() * y_P.element_size()))
+
+
+def by_layer(a_KP: Tensor, layout: Layout) -> Tensor:
+    """Squared norm of each layer's part, in float64."""
+    pieces = torch.split(a_KP, [shape.numel() for shape in layout.shapes], dim=1)
+    return torch.stack([piece.square().sum(1, dtype=torch.float64) for piece in pieces], dim=1)
+
+
+def sample_gradients(model: Model, task: Task) -> Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None], Tensor]:
+    """(y_P, buffers_R, inputs, targets, offset_BC) -> the gradient of every sample's own loss."""
+
+    def loss(y_P: Tensor, buffers_R: Tensor, x: Tensor, target: Tensor, offset_C: Tensor | None) -> Tensor:
+        logits = model.forward(y_P, buffers_R, x[None], mode="eval")[0].logits_BC
+        return task.loss(logits if offset_C is None else logits + offset_C, target[None]).sum()
+
+    gradient = torch.func.grad(loss)
+
+    def each(y_P: Tensor, buffers_R: Tensor, x: Tensor, target: Tensor, offset_BC: Tensor | None) -> Tensor:
+        dims = (None, None, 0, 0, None if offset_BC is None else 0)
+        g_BP: Tensor = torch.vmap(gradient, in_dims=dims)(y_P, buffers_R, x, target, offset_BC)
+        return g_BP
+
+    return each
+
+
+def check(problem: Problem) -> None:
+    """ValueError where a sample has no gradient of its own, or ``torch.vmap`` cannot compute it."""
+    model, index = problem.model, torch.arange(min(2, len(problem.dataset.x)))
+    x, target = _inputs(problem)(index)
+    start_P, start_R = model.start_P, model.start_R
+    with torch.no_grad():
+        together = model.forward(start_P, start_R, x, mode="eval")[0].logits_BC
+        alone = torch.cat([model.forward(start_P, start_R, each[None], mode="eval")[0].logits_BC for each in x])
+    if not torch.allclose(together, alone, rtol=1e-3, atol=1e-4):
+        raise ValueError("probe: a layer of the model lets samples see each other without training; leave probe empty")
+    try:
+        sample_gradients(model, problem.task)(start_P, start_R, x, target, None)
+    except (RuntimeError, NotImplementedError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ValueError(
+            f"probe: no gradients of single samples with this model ({reason}); leave probe empty"
+        ) from None

@@ -1,0 +1,61 @@
+"""Gradients of all clients' samples on the device: what ``gradients`` computes one client at a time.
+
+Where all clients of a run begin at one model, their samples go through it together, whoever holds them; where
+each has a model of its own (a personal head, personal statistics), it is one client after the other.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedncv.engine.gradients import Gradients, Standing, collected, moments
+from fedncv.engine.orders import Ints
+from fedncv.engine.problem import State
+from fedncv.engine.stacked import StackedEngine, vmap_asking
+
+GROUP = 512  # clients whose models are held at a time
+
+
+def gradients(engine: StackedEngine, states: Sequence[State]) -> list[Gradients]:
+    """``gradients.of_run`` of every run."""
+    return [_of_run(engine, states, j) for j in range(len(states))]
+
+
+def _of_run(engine: StackedEngine, states: Sequence[State], j: int) -> Gradients:
+    problem = engine.problems[j]
+    holders = np.flatnonzero(problem.clients.sizes)
+    found: list[tuple[Tensor, Tensor]] = []
+    for i in range(0, len(holders), GROUP):
+        ids = holders[i : i + GROUP]
+        found += _of_clients(engine, states, j, ids)
+    return collected(problem, holders, found)
+
+
+def _of_clients(engine: StackedEngine, states: Sequence[State], j: int, ids: Ints) -> list[tuple[Tensor, Tensor]]:
+    resident, problem, method = engine.resident, engine.problems[j], engine.method
+    arrived = engine.arrive(states, [ids if k == j else ids[:0] for k in range(len(states))])
+
+    def begin(ask_of, down, own, b_R):  # type: ignore[no-untyped-def]
+        ask = ask_of(b_R)
+        y_P, _ = method.begin(ask, down, own)
+        offset_C = method.predict(ask, y_P, down, own)[1]
+        return (y_P,) if offset_C is None else (y_P, offset_C)
+
+    asks = engine.asks(arrived.rows, states[j].round)
+    y_KP, *offset = vmap_asking(begin, asks, arrived.down, arrived.own, arrived.buffers_KR)
+    parts = [torch.from_numpy(problem.clients.train[u]) for u in ids.tolist()]
+    alike = bool((y_KP == y_KP[0]).all() & (arrived.buffers_KR == arrived.buffers_KR[0]).all())
+    found: list[tuple[Tensor, Tensor]] = []
+    for rows in [slice(0, len(ids))] if alike else [slice(k, k + 1) for k in range(len(ids))]:
+        at = Standing(y_KP[rows.start], arrived.buffers_KR[rows.start], offset[0][rows] if offset else None)
+        mean_KP, spread_KL = moments(
+            problem.model,
+            problem.task,
+            lambda index: (resident.inputs(index), resident.targets(index)),
+            at,
+            parts[rows],
+        )
+        found += zip(mean_KP, spread_KL, strict=True)
+    return found
