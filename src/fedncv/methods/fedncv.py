@@ -14,9 +14,9 @@ d_u = a_u - a_bar = (1 - w_u)(a_u - a_{without u}), the paper's leave-one-out di
              e_u = alpha_u (c_u - c_bar) - sum_v p_v alpha_v (c_v - c_bar)
              beta from scalars of earlier rounds, so that it is fixed before the draw
 
-and, as switches of their own, the label prior (switches/label_prior.py) and the share of its local training that a
-client predicts with. A client never seen is remembered as the mean of those seen: known before the draw as well, and
-closer than zero.
+and, as switches of their own, control variates for mini-batches (switches/sample_level.py), the label prior
+(switches/label_prior.py) and the share of its local training that a client predicts with. A client never seen is
+remembered as the mean of those seen: known before the draw as well, and closer than zero.
 
 After Chen et al., "Taming Gradient Variance in Federated Learning with Networked Control Variates"; the literal
 reading is fedncv_paper.py. Everything off is FedAvg to the last bit. Special cases: beta = 1 with equal sizes FedVARP,
@@ -33,7 +33,7 @@ from fedncv import estimators
 from fedncv.estimators import Moments, WeightedSum
 from fedncv.methods.base import Ask, Batch, Federation, Method, Replies, ServerAsk, Work, for_all, weighted_sum
 from fedncv.methods.fedavg import fedavg
-from fedncv.methods.switches import even_samples, label_prior
+from fedncv.methods.switches import even_samples, label_prior, sample_level
 
 Rows = dict[int, Tensor]  # one row for every client seen
 
@@ -60,6 +60,8 @@ class Config:
     """Samples of every class that a client is taken to have beside its own, above 0."""
     even: bool = True
     """Every sample of a client weighs the same: a smaller last batch makes a smaller step."""
+    samples: Literal["off", "saga", "svrg"] = "off"
+    """A control variate for every mini-batch: off; its step in the epoch before; or its step at the round's start."""
     momentum: float = 0.5
     """Server momentum, from 0 to below 1; 0 is off."""
     personal: Literal["none", "head"] = "none"
@@ -195,6 +197,8 @@ def fedncv(config: Config = Config()) -> Method:
     )
     if config.even:
         method = even_samples.with_even_samples(method)
+    if config.samples != "off":
+        method = sample_level.with_samples(method, sample_level.Config(kind=config.samples))
     return label_prior.with_prior(method, label_prior.Config(tau=config.tau, epsilon=config.epsilon))
 
 
