@@ -27,6 +27,7 @@ from fedncv.tasks import Task
 Row = dict[str, Any]
 OnRound = Callable[[Row], None]
 OnRoundOf = Callable[[int, Row], None]
+OnRoundIn = Callable[["Course", Row], None]
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,8 @@ def simulate_many(
         courses.append(Course(problem, start(problem), folder=folder))
     if not courses:
         raise ValueError("no seeds to simulate; give at least one, as in seeds=range(5)")
-    advance_together(courses, on_round=on_round)
+    seed_and_row = None if on_round is None else lambda course, row: on_round(course.problem.config.seed, row)
+    advance_together(courses, on_round=seed_and_row)
     return [course.result for course in courses]
 
 
@@ -219,12 +221,12 @@ def advance(
 ) -> Result:
     """From ``state`` to the last round. However it ends, a run on disk is left with a checkpoint."""
     course = Course(problem, state, rows or [], folder)
-    advance_together([course], on_round=None if on_round is None else lambda _seed, row: on_round(row))
+    advance_together([course], on_round=None if on_round is None else lambda _course, row: on_round(row))
     return course.result
 
 
-def advance_together(courses: list[Course], *, on_round: OnRoundOf | None = None) -> None:
-    """Runs that differ in their seed only and stand at the same round, to their last one, as one stack.
+def advance_together(courses: list[Course], *, on_round: OnRoundIn | None = None) -> None:
+    """Runs that differ in ``choose.OWN`` only and stand at the same round, to their last one, as one stack.
 
     One that diverges is left where it stands; the others go on, and the error is raised at the end.
     """
@@ -235,23 +237,17 @@ def advance_together(courses: list[Course], *, on_round: OnRoundOf | None = None
             if not live[0].rows:
                 rows = [{"round": 0} | prior(course.problem) for course in live]
                 _complete(engine, live, [course.state for course in live], rows, time.perf_counter(), on_round)
+                engine, live = _without_failed(engine, live)
             while live and live[0].state.round < rounds:
                 began = time.perf_counter()
-                settled = list(zip(live, engine.run_rounds([course.state for course in live]), strict=True))
-                for course, outcome in settled:
+                settled = engine.run_rounds([course.state for course in live])
+                for course, outcome in zip(live, settled, strict=True):
                     if isinstance(outcome, DivergedError):
                         course.fail(outcome)
-                going = [(course, outcome) for course, outcome in settled if not isinstance(outcome, DivergedError)]
-                if len(going) < len(live):
-                    live = [course for course, _ in going]
-                    engine.close()
-                    engine = engine_for([course.problem for course in live]) if live else engine
-                states, rows = [outcome[0] for _, outcome in going], [outcome[1] for _, outcome in going]
-                _complete(engine, live, states, rows, began, on_round)
-    except DivergedError as error:  # a score that is not finite
-        for course in live:
-            course.fail(error)
-        raise
+                engine, live = _without_failed(engine, live)
+                going = [outcome for outcome in settled if not isinstance(outcome, DivergedError)]
+                _complete(engine, live, [state for state, _ in going], [row for _, row in going], began, on_round)
+                engine, live = _without_failed(engine, live)
     except BaseException:  # Ctrl-C, a callback that raised, a worker that cannot go on
         for course in courses:
             course.checkpoint()
@@ -265,23 +261,50 @@ def advance_together(courses: list[Course], *, on_round: OnRoundOf | None = None
             raise course.error
 
 
+def _without_failed(engine: Engine, courses: list[Course]) -> tuple[Engine, list[Course]]:
+    live = [course for course in courses if course.error is None]
+    if live and len(live) < len(courses):
+        engine.close()
+        engine = engine_for([course.problem for course in live])
+    return engine, live
+
+
 def _complete(
     engine: Engine,
     courses: list[Course],
     states: list[State],
     rows: list[Row],
     began: float,
-    on_round: OnRoundOf | None,
+    on_round: OnRoundIn | None,
 ) -> None:
     if not courses:
         return
-    for row, measured in zip(rows, measure(engine, courses[0].problem.config, states), strict=True):
-        row |= measured
+    measured = _measure_each(engine, courses, states)
     seconds = (time.perf_counter() - began) / len(courses)  # a run's share of what they took together
-    for course, state, row in zip(courses, states, rows, strict=True):
-        course.complete(state, row, seconds)
+    for course, state, row, found in zip(courses, states, rows, measured, strict=True):
+        if isinstance(found, DivergedError):
+            course.fail(found)
+            continue
+        course.complete(state, row | found, seconds)
         if on_round is not None:
-            on_round(course.problem.config.seed, row)
+            on_round(course, row | found)
+
+
+def _measure_each(engine: Engine, courses: list[Course], states: list[State]) -> list[Row | DivergedError]:
+    """What is due for each; where a score is not finite they are measured one by one, and the run is named."""
+    try:
+        return list(measure(engine, courses[0].problem.config, states))
+    except DivergedError as error:
+        if len(courses) == 1:
+            return [error]
+    found: list[Row | DivergedError] = []
+    for course, state in zip(courses, states, strict=True):
+        alone = engine_for([course.problem])
+        try:
+            found += _measure_each(alone, [course], [state])
+        finally:
+            alone.close()
+    return found
 
 
 def measure(engine: Engine, config: RunConfig, states: list[State]) -> list[Row]:

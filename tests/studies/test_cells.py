@@ -35,6 +35,33 @@ def test_seeds_of_one_method_go_together(tmp_path, watch, said):
     assert prepare(tmp_path, cells(seeds=(0, 1, 2), methods=("fedavg", "scaffold"))) == []
 
 
+def test_learning_rates_and_partitions_of_one_method_go_together_and_end_as_alone(tmp_path, said):
+    """Runs of the same seed are told apart: every row comes with its own config, and the bytes are those of alone."""
+    own = [{"lr": 0.05}, {"lr": 0.01}, {"lr": 0.05, "partition": "iid"}, {"lr": 0.01, "seed": 1}]
+    configs = [RunConfig(**vars(CONFIG) | each) for each in own]
+    apart = [Cell(f"run-{i}", config) for i, config in enumerate(configs)]
+    folders = prepare(tmp_path / "together", apart)
+    assert alike(folders) == [folders]
+    rows = {config: [] for config in configs}
+    run_cells(
+        folders,
+        Watch(lambda configs, _: said.append(configs), lambda config, row: rows[config].append(row), said.append),
+    )
+    assert said == [configs]
+    for cell in apart:
+        (folder,) = prepare(tmp_path / "alone", [cell])
+        resume(folder)
+        alone = (folder / "metrics.jsonl").read_bytes()
+        assert (tmp_path / "together" / cell.folder / "metrics.jsonl").read_bytes() == alone
+        assert rows[cell.config] == read_run(folder).rows
+    assert len({(tmp_path / "alone" / cell.folder / "metrics.jsonl").read_bytes() for cell in apart}) == 4
+
+
+def test_runs_of_other_lengths_go_apart(tmp_path):
+    folders = prepare(tmp_path, [Cell(f"run-{t}", RunConfig(**vars(CONFIG) | {"rounds": t})) for t in (1, 2)])
+    assert [len(group) for group in alike(folders)] == [1, 1]
+
+
 def test_runs_that_stand_at_different_rounds_end_with_the_same_bytes(tmp_path, watch, said):
     def stop(row):
         if row["round"] == 2:

@@ -2,8 +2,10 @@
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
+from fedncv.config import RunConfig
 from fedncv.engine import evaluate
 from fedncv.engine.gradients import Gradients, of_run
 from fedncv.engine.problem import DivergedError, Problem, State
@@ -13,9 +15,20 @@ from fedncv.engine.sequential import run_round
 Settled = tuple[State, dict[str, Any]] | DivergedError
 WORTH_FORKING = 5e9  # sample-parameters of local training in a run, below which one process is as fast
 
+OWN = (
+    "seed", "lr", "schedule", "partition", "test_share", "sampling", "availability", "dropout", "stragglers",
+    "diverged", "checkpoint_every",
+)  # fmt: skip
+"""Settings in which runs of one engine may differ. All others decide the shape of a step or of a study."""
+
+
+def common(config: RunConfig) -> RunConfig:
+    """What runs must have in common to share an engine: the config with ``OWN`` at its defaults."""
+    return replace(config, **{name: getattr(RunConfig(), name) for name in OWN})
+
 
 class Engine(Protocol):
-    """One round, or one measurement, of runs that differ in their seed only."""
+    """One round, or one measurement, of runs that have ``common`` in common."""
 
     problems: list[Problem]
 
@@ -66,6 +79,8 @@ def engine_for(problems: Sequence[Problem]) -> Engine:
     both give the bits of the sequential engine.
     """
     first = problems[0]
+    if any(common(problem.config) != common(first.config) for problem in problems):
+        raise ValueError(f"runs of one engine may differ in {', '.join(OWN)} only")
     name, on_gpu = first.config.engine, first.model.start_P.device.type == "cuda"
     if name == "auto":
         worth = can_fork() and num_cores() > 1 and _work(problems) > WORTH_FORKING

@@ -1,6 +1,6 @@
 """What stays on the device for a whole study: samples once, whoever holds them, and a table of all clients.
 
-J runs (one a seed) of N clients each share the samples; a client is known by (run j, client u), in row
+J runs of N clients each share the samples; a client is known by (run j, client u), in row
 j N + u of the tables.
 """
 
@@ -32,7 +32,7 @@ class Parts:
 
 
 class Resident:
-    """Samples, targets and clients of runs that differ in their seed only."""
+    """Samples, targets and clients of runs on one dataset."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         first = problems[0]

@@ -1,7 +1,8 @@
-"""The stacked engine: all clients of a round and all runs of a study (its seeds) as one batch.
+"""The stacked engine: all clients of a round, of several runs of a study, as one batch.
 
 Client pieces of the method run under ``torch.vmap`` over stacked rows; the server's half runs per run, in the
-order of ids, with the code of the sequential engine. Runs differ in nothing but their seed.
+order of ids, with the code of the sequential engine. Runs may differ in ``choose.OWN``: seed, learning rate, who
+holds what, who is drawn. A run is known by its place in the stack, not by its seed.
 
 K rows (clients of this round in all runs), J runs, F phases.
 """
@@ -67,7 +68,7 @@ class Replied(NamedTuple):
 
 
 class StackedEngine:
-    """Holds data and graphs for runs that differ in their seed only."""
+    """Holds data and graphs for runs of one method, model, dataset and shape."""
 
     def __init__(
         self,
@@ -196,7 +197,7 @@ class StackedEngine:
         stage = self._stage or self._new_stage()
         if self._stage is None:
             self._stage = stage
-        config, lr = self.config, lr_of(self.problems[0], plan.round)
+        config = self.config
         who_K = torch.from_numpy(who).to(self.device)
         down, own, buffers_KR = tree_map(
             lambda leaf: leaf.index_select(0, who_K), (arrived.down, arrived.own, arrived.buffers_KR)
@@ -210,7 +211,7 @@ class StackedEngine:
         width = y_KP.shape[1] if config.momentum else 0
         moving = Moving(y_KP, y_KP.new_zeros(len(who), width), buffers_KR, scratch, y_KP.new_zeros(len(who)))
         moving = tree_map(lambda leaf: leaf.clone(memory_format=torch.contiguous_format), moving)
-        fixed = Fixed(down, own, ask[2])
+        fixed = Fixed(down, own, ask[2], y_KP.new_tensor(self._lrs(plan, who)))
         computed = stage.computed
         for phase in range(len(self.method.phases(config.epochs))):
             steps = plan.counts.steps_KF[who, phase]
@@ -223,26 +224,30 @@ class StackedEngine:
             )  # fmt: skip
             index_TBK = self.resident.train.samples(place.index_TBK, arrived.rows[who][order])
             table = place._replace(index_TBK=index_TBK)
-            stage.run_phase(phase, order, steps[order], table, moving, fixed, round=plan.round, lr=lr)
+            stage.run_phase(phase, order, steps[order], table, moving, fixed, round=plan.round)
         self.computed += stage.computed - computed
         self.used += int(plan.counts.samples_KF[who].sum())
-        return self._finish(plan, who, moving, fixed, lr)
+        return self._finish(plan, who, moving, fixed)
 
-    def _finish(self, plan: Plan, who: Ints, moving: Moving, fixed: Fixed, lr: float) -> Replied:
+    def _finish(self, plan: Plan, who: Ints, moving: Moving, fixed: Fixed) -> Replied:
         config, dtype = self.config, moving.y_P.dtype
         trained_KF = plan.counts.trained_KF(self.method, config.epochs)[who]
-        mass = [sum(total_step(k, lr, config.momentum) for k in steps) for steps in trained_KF.tolist()]
+        mass = [
+            sum(total_step(k, lr, config.momentum) for k in steps)
+            for steps, lr in zip(trained_KF.tolist(), self._lrs(plan, who), strict=True)
+        ]
         ask = self.asks(plan.rows[who], plan.round)
 
-        def finish(ask_of, b_R, y_P, steps, samples, mass, down, own, scratch):  # type: ignore[no-untyped-def]
-            return self.method.finish(ask_of(b_R), y_P, Work(steps, samples, lr, mass), down, own, scratch)
+        def finish(ask_of, b_R, y_P, steps, samples, mass, fixed, scratch):  # type: ignore[no-untyped-def]
+            work = Work(steps, samples, fixed.lr, mass)
+            return self.method.finish(ask_of(b_R), y_P, work, fixed.down, fixed.own, scratch)
 
         samples_KF = np.where(trained_KF > 0, plan.counts.samples_KF[who], 0)
         numbers = np.stack([trained_KF.sum(1), samples_KF.sum(1)])
         steps_K, samples_K = torch.from_numpy(numbers).to(self.device)
         mass_K = torch.tensor(mass, dtype=dtype).to(self.device)
         up, own = vmap_asking(
-            finish, ask, moving.buffers_R, moving.y_P, steps_K, samples_K, mass_K, fixed.down, fixed.own, moving.scratch
+            finish, ask, moving.buffers_R, moving.y_P, steps_K, samples_K, mass_K, fixed, moving.scratch
         )
         steps = torch.from_numpy(plan.counts.steps_KF[who].sum(1)).to(self.device, dtype)
         return Replied(who, moving.y_P, moving.buffers_R, up, own, moving.loss / steps, plan.counts)
@@ -320,6 +325,11 @@ class StackedEngine:
 
     def _run_of(self, rows: Ints) -> Ints:
         return rows // self.resident.num_clients
+
+    def _lrs(self, plan: Plan, who: Ints) -> list[float]:
+        """The learning rate of each of these clients: its run's, this round."""
+        lr_J = [lr_of(problem, plan.round) for problem in self.problems]
+        return [lr_J[j] for j in self._run_of(plan.rows[who]).tolist()]
 
     def _calls(self, phase: int) -> tuple[int, int]:
         calls = self._stage.calls.get(phase, (0, 0)) if self._stage else (0, 0)

@@ -39,6 +39,7 @@ class Fixed(NamedTuple):
     down: Any
     own: Any
     client: Client
+    lr: Tensor  # of the run the client belongs to
 
 
 class Calls(NamedTuple):
@@ -97,7 +98,6 @@ class Stage:
         self._buckets = buckets(capacity, ratio)
         self._device = model.start_P.device
         self._round = 0
-        self._lr = model.start_P.new_zeros(())
         self._step = torch.zeros(1, dtype=torch.int64, device=self._device)
         self._moving: Moving | None = None
         self._fixed: Fixed | None = None
@@ -107,13 +107,12 @@ class Stage:
         self._pool: Any = None
 
     def run_phase(
-        self, phase: int, rows: Ints, steps: Ints, table: Table, moving: Moving, fixed: Fixed, *, round: int, lr: float
+        self, phase: int, rows: Ints, steps: Ints, table: Table, moving: Moving, fixed: Fixed, *, round: int
     ) -> None:
         """Train the clients ``rows``, who have this many ``steps`` each, most first; ``moving`` is changed in place."""
         assert (np.diff(steps) <= 0).all(), "clients with the most steps come first"
         row_K = torch.from_numpy(rows).to(self._device)
         self._round = round
-        self._lr.fill_(lr)
         self._step.zero_()
         self._moving = _load(self._moving, moving, row_K, self.capacity)
         self._fixed = _load(self._fixed, fixed, row_K, self.capacity)
@@ -205,7 +204,7 @@ class Stage:
             g_P, scratch = method.direction(ask, moving.y_P, batch, fixed.down, fixed.own, moving.scratch)
             velocity_P = moving.velocity_P if config.momentum else None
             y_P, velocity_P = sgd(
-                moving.y_P, g_P, velocity_P, part, ask, self._lr, config.momentum, config.weight_decay
+                moving.y_P, g_P, velocity_P, part, ask, fixed.lr, config.momentum, config.weight_decay
             )
             velocity_P = moving.velocity_P if velocity_P is None else velocity_P
             self.calls[phase] = Calls(ask.num_gradients, ask.num_forwards)

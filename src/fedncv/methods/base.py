@@ -73,7 +73,7 @@ class Work(NamedTuple):
 
     steps: int | Tensor  # that moved the model; a pass over the data has none
     samples: int | Tensor  # of those steps
-    lr: float
+    lr: float | Tensor
     total_step: float | Tensor
     """Sum of the factors with which the gradients entered x - y: steps * lr, more with momentum."""
 

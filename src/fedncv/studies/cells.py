@@ -1,4 +1,4 @@
-"""The runs of a study: made on disk, and run to their end, the seeds of one method together.
+"""The runs of a study: made on disk, and run to their end, those of one method and shape together.
 
 `run_cells` is the only place that knows how runs are run.
 """
@@ -12,6 +12,7 @@ from typing import NamedTuple
 from fedncv import store
 from fedncv.config import RunConfig
 from fedncv.data import divide, load, statistics
+from fedncv.engine.choose import common
 from fedncv.engine.problem import build
 from fedncv.results import STATE, is_run, read_config, read_rows, read_run
 from fedncv.simulate import Course, Row, advance_together
@@ -57,10 +58,10 @@ def run_cells(folders: list[Path], watch: Watch) -> None:
 
 
 def alike(folders: list[Path]) -> list[list[Path]]:
-    """Runs that differ in their seed only, together: what an engine can stack."""
+    """What an engine can stack, together: seeds, learning rates and partitions of one method."""
     groups: dict[RunConfig, list[Path]] = {}
     for folder in folders:
-        groups.setdefault(replace(read_config(folder), seed=0), []).append(folder)
+        groups.setdefault(common(read_config(folder)), []).append(folder)
     return list(groups.values())
 
 
@@ -78,10 +79,9 @@ def _at_the_same_round(folders: list[Path]) -> list[list[Course]]:
 
 
 def _run_together(courses: list[Course], watch: Watch) -> None:
-    configs = {course.problem.config.seed: course.problem.config for course in courses}
-    watch.begin(list(configs.values()), [course.state.round for course in courses])
+    watch.begin([course.problem.config for course in courses], [course.state.round for course in courses])
     try:
-        advance_together(courses, on_round=lambda seed, row: watch.row(configs[seed], row))
+        advance_together(courses, on_round=lambda course, row: watch.row(course.problem.config, row))
     except ArithmeticError:
         for course in courses:
             if course.error is not None:

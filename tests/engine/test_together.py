@@ -1,0 +1,109 @@
+"""Runs with learning rates, schedules, partitions and draws of their own, in one stack: each as if alone."""
+
+import math
+
+import pytest
+import torch
+from agreement import HARD, QUICK, close, close_rows, runs
+from federations import tiny
+
+from fedncv.engine import evaluate, stacked_scores
+from fedncv.engine.choose import OWN, common, engine_for
+from fedncv.engine.problem import DivergedError, start
+from fedncv.engine.sequential import run_round
+from fedncv.engine.stacked import StackedEngine
+from fedncv.methods import METHODS
+from fedncv.simulate import Course, advance_together
+from fedncv.tasks import TASKS
+
+FEW = ("fedavg", "scaffold", "fedncv", "fedper", "feddyn", "moon", "fednova")
+few_methods = pytest.mark.parametrize(
+    "name", [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in METHODS]
+)
+OTHER_PARTITION = {"sizes": (9, 31, 20, 1, 18)}  # of the same samples
+APART = (
+    {"lr": 0.1},
+    {"lr": 0.02},  # the same seed: the same clients and batches
+    {"lr": 0.3, "schedule": "exponential:decay=0.5"},
+    {"lr": 0.1, **OTHER_PARTITION},
+    {"lr": 0.05, "seed": 5, "stragglers": 0.0, "dropout": 0.0, "sampling": "weighted", **OTHER_PARTITION},
+)
+
+
+def problems(name, **settings):
+    return [tiny(QUICK.get(name, name), **HARD | settings | own) for own in APART]
+
+
+def each_is_as_alone(made, rounds=2):
+    engine = StackedEngine(made, capacity=7)  # some groups hold clients of several runs
+    together, rows = runs(engine, rounds)
+    measured = [f(engine, together) for f in (stacked_scores.before, stacked_scores.after)]
+    for j, problem in enumerate(made):
+        state = start(problem)
+        for t in range(rounds):
+            state, row = run_round(problem, state)
+            close_rows(rows[t][j], row)
+        close(together[j], state)
+        assert [each[j] for each in measured] == [f(problem, state) for f in (evaluate.before, evaluate.after)]
+    return together
+
+
+@few_methods
+def test_runs_stacked_together_are_as_alone(name):
+    """The sequential engine, a run at a time, is the second way to every number; float64, 1e-10."""
+    together = each_is_as_alone(problems(name))
+    vectors = [torch.cat([leaf.flatten() for leaf in _tensors(state.server)]) for state in together]
+    assert all(not torch.allclose(a, b) for i, a in enumerate(vectors) for b in vectors[:i])
+
+
+@pytest.mark.parametrize("name", ["scaffold", "fat_clipping_pr:clip=2"])
+def test_so_are_runs_without_momentum(name):
+    """A round is clipped by its length over the learning rate of its own run."""
+    each_is_as_alone(problems(name, momentum=0.0))
+
+
+def _tensors(tree):
+    if isinstance(tree, torch.Tensor):
+        return [tree]
+    return [leaf for part in tree for leaf in _tensors(part)] if isinstance(tree, tuple) else []
+
+
+def test_a_learning_rate_that_diverges_stops_its_own_run_only():
+    made = [tiny("fedavg", lr=lr, rounds=2) for lr in (0.1, 1e200)]
+    first, second = StackedEngine(made).run_rounds([start(problem) for problem in made])
+    assert isinstance(second, DivergedError)
+    assert "at lr 1e+200" in str(second)
+    close(first[0], run_round(made[0], start(made[0]))[0])
+
+
+@pytest.mark.parametrize("engine", ["sequential", "stacked"])
+def test_a_score_that_is_not_finite_stops_its_own_run_only(engine):
+    """Scores are infinite where a logit is above 1,000, which the second learning rate alone leads to."""
+    task = TASKS["classification"]._replace(
+        score=lambda logits, _: torch.where(logits.abs().amax(-1) > 1e3, math.inf, 1.0).double()
+    )
+    made = [tiny("fedavg", lr=lr, rounds=2, engine=engine)._replace(task=task) for lr in (0.1, 1e5)]
+    courses, seen = [Course(problem, start(problem)) for problem in made], []
+    with pytest.raises(DivergedError, match="scores inf"):
+        advance_together(courses, on_round=lambda course, row: seen.append((course.problem.config.lr, row["round"])))
+    assert [course.state.round for course in courses] == [2, 1]
+    assert seen == [(0.1, 0), (1e5, 0), (0.1, 1), (1e5, 1), (0.1, 2)]
+    assert courses[0].rows[-1]["after"] == 1.0
+
+
+@pytest.mark.parametrize("field", ["lr", "epochs", "momentum"])
+def test_runs_of_another_shape_are_refused(field):
+    """A learning rate is a run's own; epochs and momentum are not."""
+    made = [tiny("fedavg"), tiny("fedavg", **{field: {"lr": 0.2, "epochs": 3, "momentum": 0.5}[field]})]
+    if field in OWN:
+        engine_for(made).close()
+        return
+    with pytest.raises(ValueError, match="may differ in seed, lr"):
+        engine_for(made)
+
+
+def test_what_runs_have_in_common_leaves_their_own_settings_out():
+    a, b = (tiny("fedavg", **own).config for own in ({"lr": 0.1, "seed": 3}, {"lr": 0.2, "partition": "iid"}))
+    assert a != b
+    assert common(a) == common(b)
+    assert common(tiny("fedavg", rounds=9).config) != common(a)
