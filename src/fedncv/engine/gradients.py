@@ -29,7 +29,7 @@ from fedncv.engine.problem import Arrival, Problem, State, arrivals
 from fedncv.flat import Layout, Model
 from fedncv.tasks import Task
 
-CHUNK_BYTES = {"cpu": 1 << 25, "cuda": 1 << 30}  # of one array of per-sample gradients
+CHUNK_BYTES = {"cpu": 1 << 24, "cuda": 1 << 30}  # of one array of per-sample gradients
 
 Inputs = Callable[[Tensor], tuple[Tensor, Tensor]]  # sample numbers -> scaled inputs, targets
 
@@ -113,7 +113,7 @@ def moments(model: Model, task: Task, inputs: Inputs, at: Standing, parts: Seque
         member_KB = (place_B == torch.arange(high - low, device=device)[:, None]).to(g_BP.dtype)
         n_new, n_old = n_new.to(g_BP), n_old.to(g_BP)
         new_KP = member_KB @ g_BP / n_new[:, None]
-        g_BP -= new_KP[place_B]
+        g_BP -= new_KP if len(new_KP) == 1 else new_KP[place_B]
         d_KP = new_KP - mean_KP[low:high]
         share = n_new / (n_old + n_new)
         mean_KP[low:high] += share[:, None] * d_KP
@@ -129,9 +129,9 @@ def chunk_size(y_P: Tensor) -> int:
 
 
 def by_layer(a_KP: Tensor, layout: Layout) -> Tensor:
-    """Squared norm of each layer's part, in float64."""
+    """Squared norm of each layer's part."""
     pieces = torch.split(a_KP, [shape.numel() for shape in layout.shapes], dim=1)
-    return torch.stack([piece.square().sum(1, dtype=torch.float64) for piece in pieces], dim=1)
+    return torch.stack([torch.linalg.vector_norm(piece, dim=1).double().square() for piece in pieces], dim=1)
 
 
 def sample_gradients(model: Model, task: Task) -> Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None], Tensor]:

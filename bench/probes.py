@@ -1,0 +1,171 @@
+"""What probes at the model cost: the CIFAR-10 study, training, scoring and probing timed side by side in one run.
+
+    python bench/probes.py --device cuda --seeds 5 --rounds 100 --every 10
+    python bench/probes.py --device cuda --ways          # three ways to the same gradients, on one model
+
+Pixels are drawn unless ``--data`` names a dataset; time does not depend on what they show. ``--ways`` compares
+per-sample gradients as they are used with convolutions written as matrix products and with gradients of batches,
+whose spread is an unbiased estimate of the same variance: k batches of b samples each give
+E sum ||g_B - g_u||^2 / (k - 1) = S_u^2 / b, without a gradient for every sample.
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from study import images, machine, problems
+from throughput import settled, wait
+from torch import Tensor, nn
+
+from fedncv.data import load
+from fedncv.engine.choose import Engine, engine_for
+from fedncv.engine.gradients import sample_gradients
+from fedncv.engine.problem import Problem, State, start
+from fedncv.flat import Model
+from fedncv.observatory import at_model
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--data", default="", help="a dataset, such as cifar10; empty: pixels are drawn")
+    parser.add_argument("--method", default="fedavg")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--every", type=int, default=10)
+    parser.add_argument("--clients", type=int, default=100)
+    parser.add_argument("--samples", type=int, default=60_000, help="of the drawn pixels")
+    parser.add_argument("--ways", action="store_true", help="three ways to the gradients instead")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    data = load(arguments.data) if arguments.data else images(arguments.samples)
+    settings = {"method": arguments.method, "device": arguments.device, "clients": arguments.clients}
+    made = problems(arguments.seeds, data=data, rounds=arguments.rounds, **settings)
+    print(f"{machine()}; {arguments.data or 'drawn pixels'}, {arguments.method}", flush=True)
+    if arguments.ways:
+        ways(made[0])
+    else:
+        side_by_side(made, arguments.rounds, arguments.every)
+
+
+def side_by_side(made: list[Problem], rounds: int, every: int) -> None:
+    """Rounds, scores of all clients and probes of all clients, each on its own clock."""
+    device = made[0].model.start_P.device
+    clock = {"start-up and round 1": 0.0, "rounds": 0.0, "scores": 0.0, "probes": 0.0}
+
+    def timed(name: str, work: Callable[..., Any], *given: Any) -> Any:
+        wait(device)
+        began = time.perf_counter()
+        result = work(*given)
+        wait(device)
+        clock[name] += time.perf_counter() - began
+        return result
+
+    engine = timed("start-up and round 1", engine_for, made)
+    states = [start(problem) for problem in made]
+    num_probes, memory = 0, 0.0
+    for t in range(rounds + 1):
+        if t:
+            name = "rounds" if t > 1 else "start-up and round 1"
+            states = [settled(each) for each in timed(name, engine.run_rounds, states)]
+        if t % every == 0 or t == rounds:
+            timed("scores", engine.before, states)
+            if device.type == "cuda":
+                torch.cuda.reset_peak_memory_stats(device)
+                held = torch.cuda.memory_allocated(device)
+            splits = timed("probes", probe, engine, made, states)
+            num_probes += 1
+            if device.type == "cuda":
+                memory = max(memory, (torch.cuda.max_memory_allocated(device) - held) / 2**30)
+            numbers = {name: f"{number.value:.4g}" for name, number in splits[0]._asdict().items() if number}
+            print(f"round {t}: {numbers}; " + ", ".join(f"{k} {v:.2f} s" for k, v in clock.items()), flush=True)
+    engine.close()
+    study = clock["rounds"] + clock["scores"]
+    samples = sum(float(problem.clients.sizes.sum()) for problem in made) * num_probes
+    on_top = clock["probes"] / study
+    print(f"{len(made)} seeds, {rounds} rounds: {study:.2f} s; {num_probes} probes: {clock['probes']:.2f} s")
+    print(f"probes {on_top:.1%} on top, {samples / clock['probes']:,.0f} samples/s, {memory:.2f} GiB more at a time")
+
+
+def probe(engine: Engine, made: list[Problem], states: list[State]) -> list[at_model.Split]:
+    return list(map(at_model.split, engine.gradients(states), made))
+
+
+# ---- three ways ------------------------------------------------------------------------------------------
+
+
+class Columns(nn.Module):
+    """A convolution as a product of matrices."""
+
+    def __init__(self, plain: nn.Conv2d) -> None:
+        super().__init__()
+        self.weight, self.bias = plain.weight, plain.bias
+        self.window = {"kernel_size": plain.kernel_size, "stride": plain.stride, "dilation": plain.dilation}
+
+    def forward(self, x: Tensor) -> Tensor:
+        columns = F.unfold(x, **self.window)
+        side = x.shape[-1] - self.weight.shape[-1] + 1
+        assert self.bias is not None
+        z = self.weight.flatten(1) @ columns + self.bias[:, None]
+        return z.view(*z.shape[:2], -1, side)
+
+
+def with_columns(module: nn.Module) -> None:
+    for name, part in list(module.named_modules()):
+        if type(part) is nn.Conv2d:
+            parent, _, child = name.rpartition(".")
+            setattr(module.get_submodule(parent), child, Columns(part))
+
+
+def batch_gradients(model: Model, problem: Problem, batch: int) -> Callable[..., Tensor]:
+    """(y_P, buffers_R, inputs, targets) -> the gradient of every ``batch`` samples in a row."""
+
+    def loss(y_P: Tensor, buffers_R: Tensor, x: Tensor, target: Tensor) -> Tensor:
+        return problem.task.loss(model.forward(y_P, buffers_R, x, mode="eval")[0].logits_BC, target).mean()
+
+    gradient = torch.vmap(torch.func.grad(loss), in_dims=(None, None, 0, 0))
+
+    def each(y_P: Tensor, buffers_R: Tensor, x: Tensor, target: Tensor) -> Tensor:
+        g_BP: Tensor = gradient(y_P, buffers_R, x.view(-1, batch, *x.shape[1:]), target.view(-1, batch))
+        return g_BP
+
+    return each
+
+
+def ways(problem: Problem, seconds: float = 2.0) -> None:
+    model, device = problem.model, problem.model.start_P.device
+    columns = model.changed(with_columns)
+
+    def alone(of: Model) -> Callable[..., Tensor]:
+        gradient = sample_gradients(of, problem.task)
+        return lambda y, b, x, t: gradient(y, b, x, t, None)
+
+    kinds: dict[str, Callable[..., Tensor]] = {
+        "samples": alone(model),
+        "samples, convolutions as products": alone(columns),
+        "batches of 32": batch_gradients(model, problem, 32),
+        "batches of 32, convolutions as products": batch_gradients(columns, problem, 32),
+    }
+    for chunk in (128, 512, 2048, 4096, 8192) if device.type == "cuda" else (32, 128):
+        index = torch.arange(chunk, device=device)
+        x, target = problem.dataset.inputs(index, problem.dtype), problem.dataset.y[index]
+        means = []
+        for name, work in kinds.items():
+            means.append(work(model.start_P, model.start_R, x, target).mean(0))
+            wait(device)
+            began, done = time.perf_counter(), 0
+            while time.perf_counter() - began < seconds / 4:
+                for _ in range(4):
+                    work(model.start_P, model.start_R, x, target)
+                wait(device)
+                done += 4 * chunk
+            rate = done / (time.perf_counter() - began)
+            off = float((means[-1] - means[0]).norm() / means[0].norm())
+            print(f"chunk {chunk:5d}  {name:42s} {rate:12,.0f} samples/s   mean off by {off:.1e}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
