@@ -14,7 +14,9 @@ generator is touched.
 A 32-bit word is held in an int64, because torch has few operations on unsigned integers.
 """
 
+import functools
 import zlib
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -36,12 +38,24 @@ def _multiply(a: int, b: Tensor) -> tuple[Tensor, Tensor]:
 def philox(key: Key, c0: Tensor, c1: Tensor, c2: Tensor, c3: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Ten Philox rounds of the counter (c0, c1, c2, c3) under ``key``; all are 32-bit words."""
     k0, k1 = key[..., 0], key[..., 1]
+    if c0.is_cuda and (in_one := _kernel()) is not None:
+        return in_one(k0, k1, c0, c1, c2, c3)
     for _ in range(10):
         high0, low0 = _multiply(MULTIPLIERS[0], c0)
         high1, low1 = _multiply(MULTIPLIERS[1], c2)
         c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
         k0, k1 = (k0 + WEYL[0]) & WORD, (k1 + WEYL[1]) & WORD
     return c0, c1, c2, c3
+
+
+@functools.cache
+def _kernel() -> Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]] | None:
+    """The same on a GPU in one kernel, where there is Triton to compile it."""
+    try:
+        from fedncv.keys_kernel import philox as in_one
+    except ImportError:
+        return None
+    return in_one
 
 
 def key_for(seed: int, purpose: str, round: int = 0, client: int | Tensor = 0) -> Key:

@@ -19,6 +19,7 @@ from fedncv.engine import orders, sampling
 from fedncv.engine.fused import HAVE_KERNELS, fuse, fused_task
 from fedncv.engine.keeping import Keeper
 from fedncv.engine.local import Trained, lr_of, total_step
+from fedncv.engine.loops import Loops, with_loops
 from fedncv.engine.masked import masked, padding_changes
 from fedncv.engine.orders import Counts, Ints, Orders
 from fedncv.engine.problem import DivergedError, Kept, Problem, State, messages, start
@@ -83,6 +84,8 @@ class StackedEngine:
             raise CannotStackError("samples that arrive while it trains change the clients' sizes")
         fused = fusible(first) if fused is None else fused
         self.problems = list(problems)
+        loops = Loops(first.model)
+        self._servers = [with_loops(problem, loops) for problem in problems]
         self.resident = Resident(problems)
         self.model = masked(first.model, first=fuse if fused else None)
         self.task = fused_task(first.task) if fused else first.task
@@ -118,7 +121,7 @@ class StackedEngine:
         outcomes = self._outcomes(arrived, replied, losses, finite_K.cpu().tolist())
         ends = np.cumsum([len(each.ids) for each in drawn]).tolist()
         settled: list[Settled] = []
-        for j, (problem, state) in enumerate(zip(self.problems, states, strict=True)):
+        for j, (problem, state) in enumerate(zip(self._servers, states, strict=True)):
             mine = outcomes[ends[j] - len(drawn[j].ids) : ends[j]]
             try:
                 settled.append(settle(problem, state, drawn[j], mine))
@@ -126,10 +129,11 @@ class StackedEngine:
                 settled.append(error)
         return settled
 
-    def arrive(self, states: Sequence[State], ids: Sequence[sampling.Ids]) -> Arrived:
+    def arrive(self, states: Sequence[State], ids: Sequence[sampling.Ids], *, in_use: bool = False) -> Arrived:
         """The servers' messages to these clients of each run, beside what the clients have kept."""
         present = [j for j, each in enumerate(ids) if len(each)]
-        sent = [messages(self.problems[j], states[j], ids[j]) for j in present]
+        problems = [problem.in_use if in_use else problem for problem in self.problems]
+        sent = [messages(problems[j], states[j], ids[j]) for j in present]
         rows = np.concatenate([np.asarray(each) + j * self.resident.num_clients for j, each in enumerate(ids)])
         if not present:
             return Arrived(rows.astype(np.int64), (), self.model.start_R[None][:0], ())

@@ -218,11 +218,11 @@ class Stage:
         x_BK, target_BK = resident.inputs(index_BK), resident.targets(index_BK)
         step = torch.vmap(client_step, in_dims=(0, 0, 1, 1, 1, 0, 0))
         new = step(*first, x_BK, target_BK, weight_BK, number_K, key_K2)  # type: ignore[call-arg]
-        _overwrite([leaf for _, leaf in leaves(first[0])], [leaf for _, leaf in leaves(new)])
+        overwrite([leaf for _, leaf in leaves(first[0])], [leaf for _, leaf in leaves(new)])
         self._step += 1
 
 
-def _overwrite(targets: list[Tensor], sources: list[Tensor]) -> None:
+def overwrite(targets: list[Tensor], sources: list[Tensor]) -> None:
     """Targets take the sources' values, also where a source is a view of some target's memory."""
     memory = {target.untyped_storage().data_ptr() for target in targets}
     stays = [s.data_ptr() == t.data_ptr() and s.stride() == t.stride() for t, s in zip(targets, sources, strict=True)]

@@ -26,6 +26,7 @@ from torch import Tensor
 from fedncv.flat import Layout, Mode, Model, Output
 from fedncv.keys import Key
 from fedncv.tasks import Task
+from fedncv.tree import leaves, row
 
 
 class Batch(NamedTuple):
@@ -187,12 +188,28 @@ class Ask:
         return g_P
 
 
+Step = Callable[[Model, Any, Any, Any], Any]  # (model, state, row, given) -> state, by its arguments alone
+
+
 class ServerAsk(NamedTuple):
     """What ``aggregate`` may ask for."""
 
     model: Model
     round: int
     key: Key
+    repeat: Callable[[Step, Any, Any, Any], Any] | None = None  # an engine's own way to run a loop
+
+    def loop(self, step: Step, state: Any, rows: Any, given: Any) -> Any:
+        """state <- step(model, state, row, given) for every row of ``rows``: for a server that trains.
+
+        An engine may record the step and replay it, so ``step`` is one function for all rounds, it reads nothing
+        but its arguments, and numbers in ``state`` that are not tensors stay as they are.
+        """
+        if self.repeat is not None:
+            return self.repeat(step, state, rows, given)
+        for i in range(len(next(leaf for _, leaf in leaves(rows)))):
+            state = step(self.model, state, row(rows, i), given)
+        return state
 
 
 class BufferRule(NamedTuple):

@@ -27,6 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedncv.flat import Model
 from fedncv.keys import Key, fold, normal, uniform
 from fedncv.methods.base import (
     Ask,
@@ -100,6 +101,22 @@ class Up(NamedTuple):
     n_C: Tensor
 
 
+class Drawn(NamedTuple):
+    """What one step of the generator is made with; the server holds a row for each."""
+
+    e_KZ: Tensor
+    labels_K: Tensor
+    number: Tensor  # of the step, from 1 over all rounds; float64
+
+
+class Taught(NamedTuple):
+    """What the generator learns from in a round."""
+
+    y_SP: Tensor  # the clients' models: their heads
+    share_SC: Tensor  # of a class's samples that each client holds
+    lr: Tensor  # float64
+
+
 class Shape(NamedTuple):
     noise: int
     classes: int
@@ -144,7 +161,7 @@ def sameness(e_KZ: Tensor, z_KF: Tensor) -> Tensor:
     return torch.exp(-(noise_KK * feature_KK).mean())
 
 
-def adam(server: Server, g_G: Tensor, step: int, lr: float) -> Server:
+def adam(server: Server, g_G: Tensor, step: int | Tensor, lr: float | Tensor) -> Server:
     m_G = BETA1 * server.m_G + (1 - BETA1) * g_G
     v_G = BETA2 * server.v_G + (1 - BETA2) * g_G**2
     unbiased_m_G, unbiased_v_G = m_G / (1 - BETA1**step), v_G / (1 - BETA2**step)
@@ -192,30 +209,35 @@ def fedgen(config: Config = Config()) -> Method:
     def finish(ask: Ask, y_P: Tensor, _work: Work, down: Down, own: Any, _scratch: Any) -> tuple[Up, Any]:
         return Up(down.x_P - y_P, ask.client.label_counts_C), own
 
+    def train_generator(model: Model, server: Server, drawn: Drawn, taught: Taught) -> Server:
+        """One step of Adam, against the heads that the clients sent."""
+        e_KZ, labels_K, number = drawn
+        shape, heads = shape_of(len(server.p_C), model.layout.features), torch.vmap(model.head, in_dims=(0, None))
+
+        def loss(w_G: Tensor) -> Tensor:
+            z_KF = generate(shape, w_G, e_KZ, labels_K)
+            log_p_SKC = torch.log_softmax(heads(taught.y_SP, z_KF), dim=2)
+            losses_SK = -log_p_SKC.gather(2, labels_K.expand(len(log_p_SKC), -1)[:, :, None]).squeeze(2)
+            mistaken = (taught.share_SC[:, labels_K] * losses_SK).sum(dim=0).mean()
+            return mistaken + config.eta * sameness(e_KZ, z_KF.flatten(1))
+
+        return adam(server, torch.func.grad(loss)(server.w_G), number, taught.lr)
+
     def aggregate(ask: ServerAsk, server: Server, replies: Replies) -> Server:
         delta_SP: Tensor = replies.ups.delta_P
         n_SC: Tensor = replies.ups.n_C
         y_SP, n_C = server.x_P - delta_SP, n_SC.sum(dim=0)
         p_C, share_SC = n_C / n_C.sum(), n_SC / n_C.clamp(min=1)
-        shape, heads = shape_of(len(p_C), ask.model.layout.features), torch.vmap(ask.model.head, in_dims=(0, None))
-
-        def loss(w_G: Tensor, e_KZ: Tensor, labels_K: Tensor) -> Tensor:
-            """The generator's, against the heads that the clients sent."""
-            z_KF = generate(shape, w_G, e_KZ, labels_K)
-            log_p_SKC = torch.log_softmax(heads(y_SP, z_KF), dim=2)
-            losses_SK = -log_p_SKC.gather(2, labels_K.expand(len(y_SP), -1)[:, :, None]).squeeze(2)
-            taught = (share_SC[:, labels_K] * losses_SK).sum(dim=0).mean()
-            return taught + config.eta * sameness(e_KZ, z_KF.flatten(1))
-
         x_P = server.x_P - weighted_sum(replies.weight_S, delta_SP)
         following = server._replace(x_P=x_P, p_C=p_C, trainings=server.trainings + 1)
-        steps, lr = config.generator_steps, config.generator_lr * config.decay**server.trainings
+        steps, shape = config.generator_steps, shape_of(len(p_C), ask.model.layout.features)
         labels = draw_labels(fold(ask.key, 0), steps * config.generated, p_C)
         e = draw_noise(fold(ask.key, 1), steps * config.generated, shape, x_P.dtype)
-        for k, (e_KZ, labels_K) in enumerate(zip(e.chunk(steps), labels.chunk(steps), strict=True)):
-            g_G = torch.func.grad(loss)(following.w_G, e_KZ, labels_K)
-            following = adam(following, g_G, server.trainings * steps + k + 1, lr)
-        return following
+        number = torch.arange(1, steps + 1, dtype=torch.float64, device=x_P.device) + server.trainings * steps
+        lr = number.new_tensor(config.generator_lr * config.decay**server.trainings)
+        drawn = Drawn(e.view(steps, -1, config.noise), labels.view(steps, -1), number)
+        trained: Server = ask.loop(train_generator, following, drawn, Taught(y_SP, share_SC, lr))
+        return trained
 
     return fedavg()._replace(
         init=init,
