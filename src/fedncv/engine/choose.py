@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from fedncv.config import RunConfig
 from fedncv.engine import evaluate
+from fedncv.engine.cpu_fused import fused
 from fedncv.engine.gradients import Gradients, of_run
 from fedncv.engine.problem import DivergedError, Problem, State
 from fedncv.engine.processes import ProcessesEngine, can_fork, num_cores
@@ -75,16 +76,22 @@ class SequentialEngine:
 def engine_for(problems: Sequence[Problem]) -> Engine:
     """The engine that the config names; auto takes the fastest measured for the machine and the study.
 
-    Stacked on a GPU. On a CPU, processes where there are cores for them and work enough to be worth a fork;
-    both give the bits of the sequential engine.
+    Stacked on a GPU. On a CPU, processes where there are cores for them and work enough to be worth a fork, which
+    give the bits of the sequential engine; with compiled layers, which agree to rounding, where a run has work enough
+    to be worth a compiler.
     """
     first = problems[0]
     if any(common(problem.config) != common(first.config) for problem in problems):
         raise ValueError(f"runs of one engine may differ in {', '.join(OWN)} only")
     name, on_gpu = first.config.engine, first.model.start_P.device.type == "cuda"
     if name == "auto":
-        worth = can_fork() and num_cores() > 1 and _work(problems) > WORTH_FORKING
-        name = "stacked" if on_gpu else "processes" if worth else "sequential"
+        name = "stacked" if on_gpu else "processes" if _worth_forking(problems) else "sequential"
+        if not on_gpu:
+            problems = [fused(problem) if _worth_compiling(problem) else problem for problem in problems]
+    if name == "compiled":
+        if on_gpu:
+            raise ValueError("engine=compiled is for the CPU; use stacked or auto on a GPU")
+        problems, name = list(map(fused, problems)), "processes" if _worth_forking(problems) else "sequential"
     if name == "stacked":
         from fedncv.engine.stacked import CannotStackError
         from fedncv.engine.stacked_scores import ScoringEngine
@@ -100,6 +107,18 @@ def engine_for(problems: Sequence[Problem]) -> Engine:
             raise ValueError(f"engine=processes forks, which does not work on {where}; use sequential or auto")
         return ProcessesEngine(problems)
     return SequentialEngine(problems)
+
+
+def _worth_forking(problems: Sequence[Problem]) -> bool:
+    return can_fork() and num_cores() > 1 and _work(problems) > WORTH_FORKING
+
+
+def _worth_compiling(problem: Problem) -> bool:
+    """Decided by the run's own settings, so that it takes the same layers alone, in company and after a resume."""
+    config = problem.config
+    share = (1 - config.test_share) * config.per_round / problem.federation.num_clients
+    samples = len(problem.dataset.x) * share * config.epochs * max(1, config.rounds)
+    return samples * problem.model.layout.num_parameters > WORTH_FORKING
 
 
 def _work(problems: Sequence[Problem]) -> float:

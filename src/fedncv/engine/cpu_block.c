@@ -20,6 +20,7 @@
 #define UNROLL _Pragma("GCC unroll 8")
 
 typedef REAL vec __attribute__((vector_size(64)));
+typedef __typeof__((vec){0} < (vec){0}) mask;
 
 typedef struct {
     int samples, in, height, width, out, rows, columns; /* rows and columns: of a filter */
@@ -55,6 +56,9 @@ static void unpack(const vec *packed, int samples, size_t pixels, size_t sample_
             for (size_t q = p; q < p + n; q++) x[l * sample_stride + q] = from[q * LANES + l];
     }
 }
+
+INLINE vec where(mask m, vec a) { return (vec)((mask)a & m); } /* elsewhere 0 */
+INLINE vec larger(vec a, vec b) { return (vec)(((mask)a & (a > b)) | ((mask)b & ~(a > b))); }
 
 static double over_samples(vec sums, int samples) {
     double total = 0;
@@ -162,6 +166,12 @@ static void add_filter_gradient(Shape s, const vec *x, const vec *g, size_t g_pl
 
 /* ---- the four layers ---- */
 
+typedef struct {
+    REAL mean, scale, offset;
+} Norm;
+
+INLINE vec value(vec z, Norm norm) { return (z - norm.mean) * norm.scale + norm.offset; }
+
 /* x, w, bias, gamma, beta, running_mean, running_var -> out; packed x, z, mean and rstd are kept for `backward`. */
 void forward(Shape s, const REAL *x, const REAL *w, const REAL *bias, const REAL *gamma, const REAL *beta,
              REAL *running_mean, REAL *running_var, double eps, double momentum, vec *x_packed, vec *z, REAL *mean,
@@ -197,40 +207,29 @@ void forward(Shape s, const REAL *x, const REAL *w, const REAL *bias, const REAL
         rstd[o] = 1 / sqrt(var + eps);
         running_mean[o] = (1 - momentum) * running_mean[o] + momentum * mean[o];
         running_var[o] = (1 - momentum) * running_var[o] + momentum * var * n / (n - 1);
+        Norm norm = {mean[o], rstd[o] * gamma[o], beta[o]};
         vec row[pooled_width];
         for (int b = 0; b < blocks; b++)
             for (int h = 0; h < pooled_height; h++) {
                 const vec *upper = z + ((b * s.out + o) * (size_t)height + 2 * h) * width, *lower = upper + width;
-                for (int p = 0; p < pooled_width; p++, upper += 2, lower += 2)
-                    for (int l = 0; l < LANES; l++) {
-                        REAL a = (upper[0][l] - mean[o]) * rstd[o] * gamma[o] + beta[o];
-                        REAL c = (upper[1][l] - mean[o]) * rstd[o] * gamma[o] + beta[o];
-                        REAL d = (lower[0][l] - mean[o]) * rstd[o] * gamma[o] + beta[o];
-                        REAL e = (lower[1][l] - mean[o]) * rstd[o] * gamma[o] + beta[o];
-                        REAL first = a > c ? a : c, second = d > e ? d : e;
-                        REAL most = first > second ? first : second;
-                        row[p][l] = most < 0 ? 0 : most; /* what is not a number stays so */
-                    }
+                for (int p = 0; p < pooled_width; p++, upper += 2, lower += 2) {
+                    vec most = larger(larger(value(upper[0], norm), value(upper[1], norm)),
+                                      larger(value(lower[0], norm), value(lower[1], norm)));
+                    row[p] = where(~(most < 0), most); /* what is not a number stays so */
+                }
                 unpack(row, s.samples - b * LANES, pooled_width, (size_t)s.out * pooled_height * pooled_width,
                        out + ((size_t)(b * LANES * s.out + o) * pooled_height + h) * pooled_width);
             }
     }
 }
 
-/* The gradient g of out, spread to the first largest of each 2x2 window where that one is positive, as z's shape has
-   it: spread[p] for the four pixels. Its sums over samples are the gradients of beta and, times z^, of gamma. */
-INLINE void spread_window(const REAL *upper, const REAL *lower, const REAL *g, REAL mean, REAL rstd, REAL gamma,
-                          REAL beta, REAL *upper_g, REAL *lower_g) {
-    for (int l = 0; l < LANES; l++) {
-        REAL a = (upper[l] - mean) * rstd * gamma + beta, c = (upper[LANES + l] - mean) * rstd * gamma + beta;
-        REAL d = (lower[l] - mean) * rstd * gamma + beta, e = (lower[LANES + l] - mean) * rstd * gamma + beta;
-        REAL first = a > c ? a : c, second = d > e ? d : e;
-        REAL most = first > second ? first : second, positive = most > 0 ? g[l] : 0;
-        REAL top = first >= second ? positive : 0, bottom = positive - top;
-        REAL left = a >= c ? top : 0, low_left = d >= e ? bottom : 0;
-        upper_g[l] = left, upper_g[LANES + l] = top - left;
-        lower_g[l] = low_left, lower_g[LANES + l] = bottom - low_left;
-    }
+/* The gradient of a 2x2 window's maximum goes to the first of the largest, if that one is positive. */
+INLINE void spread(const vec *upper, const vec *lower, vec g, Norm norm, vec *upper_g, vec *lower_g) {
+    vec a = value(upper[0], norm), b = value(upper[1], norm), c = value(lower[0], norm), d = value(lower[1], norm);
+    vec top = larger(a, b), bottom = larger(c, d);
+    mask on = larger(top, bottom) > 0, above = on & (top >= bottom), below = on & (top < bottom);
+    upper_g[0] = where(above & (a >= b), g), upper_g[1] = where(above & (a < b), g);
+    lower_g[0] = where(below & (c >= d), g), lower_g[1] = where(below & (c < d), g);
 }
 
 /* g, and what `forward` kept -> dw, dgamma, dbeta, and dx unless it is NULL. dbias is 0: BatchNorm takes a constant out.
@@ -248,6 +247,7 @@ void backward(Shape s, const REAL *g, const REAL *w, const REAL *gamma, const RE
     for (int b = 0; b < blocks; b++)
         pack(g + b * LANES * pooled, s.samples - b * LANES, pooled, g_packed + b * pooled);
     for (int o = 0; o < s.out; o++) {
+        Norm norm = {mean[o], rstd[o] * gamma[o], beta[o]};
         double by_beta = 0, by_gamma = 0;
         for (int b = 0; b < blocks; b++) {
             vec sums = {0}, products = {0};
@@ -257,8 +257,7 @@ void backward(Shape s, const REAL *g, const REAL *w, const REAL *gamma, const RE
                 vec *to = dz + (b * s.out + o) * dz_plane + (size_t)2 * h * row + margin;
                 for (int p = 0; p < pooled_width; p++, upper += 2, to += 2) {
                     const vec *lower = upper + width;
-                    spread_window((const REAL *)upper, (const REAL *)lower, (const REAL *)(here + p), mean[o], rstd[o],
-                                  gamma[o], beta[o], (REAL *)to, (REAL *)(to + row));
+                    spread(upper, lower, here[p], norm, to, to + row);
                     sums += (to[0] + to[1]) + (to[row] + to[row + 1]);
                     products += (to[0] * (upper[0] - mean[o]) + to[1] * (upper[1] - mean[o])) +
                                 (to[row] * (lower[0] - mean[o]) + to[row + 1] * (lower[1] - mean[o]));
@@ -268,14 +267,14 @@ void backward(Shape s, const REAL *g, const REAL *w, const REAL *gamma, const RE
             by_gamma += over_samples(products, s.samples - b * LANES) * rstd[o];
         }
         dbeta[o] = by_beta, dgamma[o] = by_gamma;
-        REAL scale = gamma[o] * rstd[o], offset = by_beta / n, slope = by_gamma / n * rstd[o];
+        REAL offset = by_beta / n, slope = by_gamma / n * rstd[o];
         for (int b = 0; b < blocks; b++) {
-            vec real = {0}; /* 1 for a sample, 0 for padding */
-            for (int l = 0; l < LANES && l < s.samples - b * LANES; l++) real[l] = scale;
+            vec scale = {0}; /* of padding */
+            for (int l = 0; l < LANES && l < s.samples - b * LANES; l++) scale[l] = norm.scale;
             for (int h = 0; h < height; h++) {
                 const vec *from = z + ((b * s.out + o) * (size_t)height + h) * width;
                 vec *to = dz + ((b * s.out + o) * (size_t)height + h) * row + margin;
-                for (int p = 0; p < width; p++) to[p] = real * (to[p] - offset - slope * (from[p] - mean[o]));
+                for (int p = 0; p < width; p++) to[p] = scale * (to[p] - offset - slope * (from[p] - mean[o]));
             }
         }
     }

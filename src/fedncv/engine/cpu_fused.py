@@ -14,10 +14,12 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from fedncv.engine.cpu_library import Shape, library
+from fedncv.engine.problem import Problem
 from fedncv.flat import Model
 from fedncv.keys import key_for
 
 VECTOR_BYTES = 64
+TRIAL = 5  # samples on which both models are compared before the compiled one is trusted
 
 
 class Block(torch.autograd.Function):
@@ -29,33 +31,31 @@ class Block(torch.autograd.Function):
         running_var: Tensor, eps: float, momentum: float,
     ) -> Tensor:  # fmt: skip
         x, w = x.contiguous(), w.contiguous()
-        (B, C, H, W), (O, _, I, J) = x.shape, w.shape
-        height, width, vectors = H - I + 1, W - J + 1, -(-B // lanes(x.dtype)) * lanes(x.dtype)
-        ctx.shape = Shape(B, C, H, W, O, I, J)
-        ctx.packed, ctx.z = x.new_empty(C * H * W * vectors), x.new_empty(O * height * width * vectors)
-        ctx.mean, ctx.rstd = x.new_empty(O), x.new_empty(O)
-        out, filters = x.new_empty(B, O, height // 2, width // 2), torch.empty_like(w)
+        s = ctx.shape = Shape(*x.shape, len(w), *w.shape[2:])
+        height, width, samples = s.height - s.rows + 1, s.width - s.columns + 1, padded(s.samples, x.dtype)
+        ctx.packed, ctx.z = x.new_empty(x[0].numel() * samples), x.new_empty(len(w) * height * width * samples)
+        ctx.mean, ctx.rstd = torch.empty_like(gamma), torch.empty_like(gamma)
+        out, filters = x.new_empty(len(x), len(w), height // 2, width // 2), torch.empty_like(w)
         _library(x.dtype).forward(
-            ctx.shape, *_pointers(x, w, bias, gamma, beta, running_mean, running_var), eps, momentum,
+            s, *_pointers(x, w, bias, gamma, beta, running_mean, running_var), eps, momentum,
             *_pointers(ctx.packed, ctx.z, ctx.mean, ctx.rstd, filters, out),
         )  # fmt: skip
         ctx.save_for_backward(w, gamma, beta)
         return out
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Any:
         g = g.contiguous()
         w, gamma, beta = ctx.saved_tensors
-        s, lanes_ = ctx.shape, lanes(g.dtype)
-        vectors = -(-s.samples // lanes_) * lanes_
-        height, row = s.height - s.rows + 1, s.width + s.columns - 1
+        s, one, samples = ctx.shape, lanes(g.dtype), padded(ctx.shape.samples, g.dtype)
+        height, row = s.height - s.rows + 1, s.width + s.columns - 1  # with a margin on both sides
         dx = g.new_empty(s.samples, s.inputs, s.height, s.width) if ctx.needs_input_grad[0] else None
         scratch = (
-            g.new_empty(g[0].numel() * vectors),
-            g.new_empty(s.outputs * height * row * vectors),
-            g.new_empty(w.numel() * lanes_),
-            None if dx is None else g.new_empty(dx[0].numel() * lanes_),
+            g.new_empty(g[0].numel() * samples),
+            g.new_empty(s.outputs * height * row * samples),
+            g.new_empty(w.numel() * one),
+            None if dx is None else g.new_empty(dx[0].numel() * one),
             torch.empty_like(w),
         )
         dw, dgamma, dbeta = torch.empty_like(w), torch.empty_like(gamma), torch.empty_like(beta)
@@ -69,6 +69,11 @@ class Block(torch.autograd.Function):
 def lanes(dtype: torch.dtype) -> int:
     """Samples in a vector."""
     return VECTOR_BYTES // dtype.itemsize
+
+
+def padded(samples: int, dtype: torch.dtype) -> int:
+    """Samples in as many vectors as these need."""
+    return -(-samples // lanes(dtype)) * lanes(dtype)
 
 
 def _library(dtype: torch.dtype) -> ctypes.CDLL:
@@ -131,8 +136,41 @@ def _fits(x: Tensor, w: Tensor, *vectors: Tensor | None) -> bool:
         and x.shape[3] > w.shape[3]
         and x.dtype == w.dtype
         and library(x.dtype) is not None
+        and not torch._C._are_functorch_transforms_active()
         and all(v is None or (v.dtype == x.dtype and v.is_contiguous() and len(v) == len(w)) for v in vectors)
     )
+
+
+def fused(problem: Problem) -> Problem:
+    """The problem with compiled layers where its model has a place for them; the same problem otherwise."""
+    model, fused_layers = problem.model, 0
+
+    def change(module: nn.Module) -> None:
+        nonlocal fused_layers
+        fused_layers = fuse(module)
+
+    if model.start_P.device.type != "cpu":
+        return problem
+    other = model.changed(change)
+    if not fused_layers or library(problem.dtype) is None:
+        return problem
+    index = torch.arange(min(TRIAL, len(problem.dataset.x)))
+    return (
+        problem._replace(model=other) if agree(model, other, problem.dataset.inputs(index, problem.dtype)) else problem
+    )
+
+
+def agree(model: Model, other: Model, inputs: Tensor) -> bool:
+    """Whether both give the same logits, features, statistics and gradient; a module may use its layers in odd ways."""
+    results = []
+    for each in (model, other):
+        leaf_P = each.start_P.detach().requires_grad_()
+        with torch.enable_grad():
+            output, b_R = each.forward(leaf_P, each.start_R, inputs, mode="train", key=key_for(0, "trial"))
+            (g_P,) = torch.autograd.grad(output.logits_BC.sin().sum(), leaf_P)
+        results.append((output.logits_BC, output.features_BF, b_R, g_P))
+    close = [a.shape == b.shape and torch.allclose(a, b, rtol=1e-3, atol=1e-3) for a, b in zip(*results, strict=True)]
+    return all(close)
 
 
 def fuse(module: nn.Module) -> int:

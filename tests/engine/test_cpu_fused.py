@@ -1,0 +1,331 @@
+"""Compiled layers on the CPU: the numbers of torch's own for any shape, and torch's own wherever they do not fit."""
+
+import copy
+import shutil
+
+import pytest
+import torch
+from agreement import QUICK, close, same
+from torch import nn
+from torch.testing import assert_close
+
+from fedncv.config import RunConfig
+from fedncv.data import Dataset
+from fedncv.engine import cpu_library
+from fedncv.engine.choose import SequentialEngine, engine_for
+from fedncv.engine.cpu_fused import FusedConv, fuse, fused, lanes
+from fedncv.engine.cpu_library import library
+from fedncv.engine.problem import build, start
+from fedncv.engine.processes import ProcessesEngine, can_fork
+from fedncv.engine.sequential import run_round
+from fedncv.methods import METHODS
+from fedncv.models import LeNet5
+
+needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler here")
+SIZES = [  # samples, channels in, height, width, channels out, rows and columns of a filter
+    (32, 3, 32, 32, 6, 5, 5),
+    (1, 1, 6, 6, 1, 5, 5),  # one sample, one window
+    (7, 2, 9, 11, 5, 3, 3),  # odd sizes: a row and a column are in no window
+    (9, 5, 8, 7, 9, 1, 4),  # filters that are not square, channels in unequal groups
+    (17, 1, 12, 20, 13, 7, 9),  # more taps in a row than a tile takes
+    (8, 4, 30, 4, 2, 2, 2),
+]
+
+
+def layers(channels, outputs, filter, *, bias=True, dtype=torch.float64):
+    norm = nn.BatchNorm2d(outputs, eps=1e-3, momentum=0.3)
+    made = nn.Sequential(nn.Conv2d(channels, outputs, filter, bias=bias), norm, nn.ReLU(), nn.MaxPool2d(2)).to(dtype)
+    with torch.no_grad():
+        norm.weight.copy_(torch.linspace(-1.5, 1.5, outputs))  # of both signs
+        norm.bias.copy_(torch.linspace(0.5, -0.2, outputs))
+    return made
+
+
+def pass_through(module, x, g):
+    """Output, running statistics, and the gradient of <output, g> in the input and every parameter."""
+    x = x.detach().requires_grad_()
+    out = module(x)
+    gradients = torch.autograd.grad((out * g).sum(), [x, *module.parameters()])
+    return [out.detach(), *(b for b in module.buffers() if b.is_floating_point()), *gradients]
+
+
+@needs_compiler
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_one_compiled_operation_is_the_four_layers(sizes, dtype):
+    B, C, H, W, O, I, J = sizes  # noqa: E741
+    torch.manual_seed(0)
+    plain = layers(C, O, (I, J), dtype=dtype)
+    ours = copy.deepcopy(plain)
+    assert fuse(ours) == 1
+    x = torch.randn(B, C, H, W, dtype=dtype)
+    g = torch.randn(B, O, (H - I + 1) // 2, (W - J + 1) // 2, dtype=dtype)
+    tolerance = 1e-10 if dtype == torch.float64 else 1e-3
+    for result, expected in zip(pass_through(ours, x, g), pass_through(plain, x, g), strict=True):
+        assert_close(result, expected, rtol=tolerance, atol=tolerance)
+
+
+@needs_compiler
+def test_every_number_of_samples_in_the_last_vector_gives_torchs_numbers():
+    torch.manual_seed(0)
+    plain = layers(2, 3, 3, bias=False)
+    ours = copy.deepcopy(plain)
+    fuse(ours)
+    for B in range(1, 2 * lanes(torch.float64) + 2):
+        x, g = torch.randn(B, 2, 7, 6, dtype=torch.float64), torch.randn(B, 3, 2, 2, dtype=torch.float64)
+        for result, expected in zip(pass_through(ours, x, g), pass_through(plain, x, g), strict=True):
+            assert_close(result, expected, rtol=1e-10, atol=1e-10)
+
+
+@needs_compiler
+def test_of_equal_pixels_the_first_has_the_gradient():
+    """A zero filter makes all pixels of z equal: x = e_p then tells in dw where the gradient of a window went."""
+    plain = layers(1, 1, 1)
+    with torch.no_grad():
+        plain[0].weight.zero_()
+        plain[1].bias.fill_(1.0)
+    for p in range(4):
+        ours = copy.deepcopy(plain)
+        fuse(ours)
+        x = torch.zeros(1, 1, 2, 2, dtype=torch.float64)
+        x.view(-1)[p] = 1.0
+        (out,) = ours(x).flatten()
+        assert out == 1.0
+        (dw,) = torch.autograd.grad(out, ours[0].weight)
+        # dz = gamma / sqrt(eps) (g at the first pixel, minus its mean 1/4)
+        scale = plain[1].weight.item() / 1e-3**0.5
+        assert_close(dw.item(), scale * ((1.0 if p == 0 else 0.0) - 0.25))
+
+
+@needs_compiler
+def test_what_is_not_a_number_reaches_the_output_and_the_gradient():
+    ours = layers(1, 2, 3)
+    fuse(ours)
+    x = torch.zeros(4, 1, 8, 8, dtype=torch.float64)
+    x[2, 0, 3, 3] = float("nan")
+    out = ours(x)
+    assert out.isnan().all()
+    assert torch.autograd.grad(out.sum(), ours[0].weight)[0].isnan().all()
+
+
+@needs_compiler
+def test_second_derivatives_are_refused():
+    ours = layers(1, 2, 3)
+    fuse(ours)
+    x = torch.randn(4, 1, 8, 8, dtype=torch.float64)
+    (g,) = torch.autograd.grad(ours(x).square().sum(), ours[0].weight, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        g.sum().backward()
+
+
+# ---- which models --------------------------------------------------------------------------------------
+
+
+def test_lenet5_has_two_places_and_keeps_its_names():
+    module = LeNet5((3, 32, 32), 10)
+    names, buffers = [n for n, _ in module.named_parameters()], {n for n, _ in module.named_buffers()}
+    assert fuse(module) == 2
+    assert [n for n, _ in module.named_parameters()] == names
+    assert {n for n, _ in module.named_buffers()} == {n for n in buffers if not n.endswith("tracked")}
+
+
+class Subclass(nn.Conv2d):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def other_layers():
+    conv, norm, relu, pool = nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.MaxPool2d(2)
+    others = {
+        "stride": (nn.Conv2d(1, 2, 3, stride=2), norm, relu, pool),
+        "padding": (nn.Conv2d(1, 2, 3, padding=1), norm, relu, pool),
+        "padding by name": (nn.Conv2d(1, 2, 3, padding="same"), norm, relu, pool),
+        "dilation": (nn.Conv2d(1, 2, 3, dilation=2), norm, relu, pool),
+        "groups": (nn.Conv2d(2, 2, 3, groups=2), norm, relu, pool),
+        "a convolution of its own": (Subclass(1, 2, 3), norm, relu, pool),
+        "reparametrised": (nn.utils.parametrizations.weight_norm(nn.Conv2d(1, 2, 3)), norm, relu, pool),
+        "no affine": (conv, nn.BatchNorm2d(2, affine=False), relu, pool),
+        "no statistics": (conv, nn.BatchNorm2d(2, track_running_stats=False), relu, pool),
+        "another activation": (conv, norm, nn.GELU(), pool),
+        "windows of 3": (conv, norm, relu, nn.MaxPool2d(3)),
+        "windows that overlap": (conv, norm, relu, nn.MaxPool2d(2, stride=1)),
+        "windows over the edge": (conv, norm, relu, nn.MaxPool2d(2, ceil_mode=True)),
+        "means": (conv, norm, relu, nn.AvgPool2d(2)),
+        "another order": (conv, relu, norm, pool),
+    }
+    return [pytest.param(parts, id=name) for name, parts in others.items()]
+
+
+@pytest.mark.parametrize("parts", other_layers())
+def test_other_layers_are_left_alone(parts):
+    assert fuse(nn.Sequential(*parts)) == 0
+
+
+def test_a_layer_used_twice_or_looked_at_is_left_alone():
+    twice = layers(1, 2, 3)
+    twice.again = nn.Sequential(twice[0])
+    assert fuse(twice) == 0
+    seen = layers(1, 2, 3)
+    seen[1].register_forward_hook(lambda *_: None)
+    assert fuse(seen) == 0
+
+
+class Inside(nn.Module):
+    """Looks into its layers: what comes out of the norm is not what came out of it when fused."""
+
+    def __init__(self, shape, outputs):
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(shape[0], 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.MaxPool2d(2))
+        self.head = nn.Linear(2, outputs)
+
+    def forward(self, x):
+        return self.head(self.body[1](self.body[0](x)).mean((2, 3)))
+
+
+# ---- whole rounds --------------------------------------------------------------------------------------
+
+
+def study(method="fedavg", *, model=LeNet5, seed=0, **settings):
+    """Three unequal clients with pictures of 16 x 16; batches of 9, so that vectors are never full."""
+    rng = torch.Generator().manual_seed(1)
+    x, y = torch.randn(60, 1, 16, 16, dtype=torch.float64, generator=rng), torch.arange(60) % 3
+    config = {"clients": 3, "per_round": 2, "batch_size": 9, "epochs": 1, "rounds": 3, "lr": 0.05, "dtype": "float64"}
+    return build(
+        RunConfig(data="custom", method=method, model="lenet5", seed=seed, **(config | settings)),
+        data=Dataset("drawn", x, y, 3),
+        model=model,
+    )
+
+
+def has_compiled(problem):
+    return any(isinstance(part, FusedConv) for part in problem.model._module.modules())
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", METHODS)
+def test_rounds_agree_with_the_sequential_engine(name):
+    problem = study(QUICK.get(name, name))
+    ours = fused(problem)
+    assert ours is not problem
+    state = expected = start(problem)
+    for _ in range(2):
+        (state, row), (expected, expected_row) = run_round(ours, state), run_round(problem, expected)
+        close(state, expected, atol=1e-10)
+        assert row["loss"] == pytest.approx(expected_row["loss"], abs=1e-10)
+
+
+@needs_compiler
+def test_in_single_precision_a_round_moves_the_model_alike():
+    problem = study(dtype="float32")
+    (state, _), (expected, _) = run_round(fused(problem), start(problem)), run_round(problem, start(problem))
+    moved = (expected.server.x_P - problem.model.start_P).norm()
+    assert (state.server.x_P - expected.server.x_P).norm() < 1e-4 * moved
+
+
+@needs_compiler
+@pytest.mark.skipif(not can_fork(), reason="workers are forked")
+def test_processes_give_the_bits_of_one_process():
+    problems = [fused(study("scaffold", seed=seed)) for seed in (0, 1)]
+    with ProcessesEngine(problems, workers=2) as engine:
+        settled = engine.run_rounds([start(problem) for problem in problems])
+    for problem, (state, row) in zip(problems, settled, strict=True):
+        expected, expected_row = run_round(problem, start(problem))
+        same(state, expected)
+        assert row == expected_row
+
+
+@needs_compiler
+def test_a_module_that_uses_its_layers_in_another_way_keeps_torchs():
+    problem = study(model=Inside)
+    assert fuse(copy.deepcopy(problem.model._module)) == 1
+    assert fused(problem) is problem
+
+
+@needs_compiler
+def test_transforms_of_functions_take_torchs_layers():
+    problem = study()
+    x = problem.dataset.x[:4]
+
+    def gradient(model):
+        loss = lambda y_P: model.forward(y_P, model.start_R, x, mode="train")[0].logits_BC.square().sum()  # noqa: E731
+        return torch.func.grad(loss)(model.start_P)
+
+    assert torch.equal(gradient(fused(problem).model), gradient(problem.model))
+
+
+@needs_compiler
+def test_auto_takes_compiled_layers_for_much_work_alone_as_in_company(monkeypatch):
+    """A run of W sample-parameters is compiled above the threshold, whatever runs beside it."""
+    problem, other = study(), study(seed=1)
+    work = 60 * 0.75 * (2 / 3) * 3 * problem.model.layout.num_parameters  # test share 1/4, 2 of 3 clients, 3 rounds
+    for threshold, compiled in ((work - 1, True), (work + 1, False)):
+        monkeypatch.setattr("fedncv.engine.choose.WORTH_FORKING", threshold)
+        for problems in ([problem], [problem, other]):
+            engine = engine_for(problems)
+            assert [has_compiled(p) for p in engine.problems] == [compiled] * len(problems)
+            engine.close()
+
+
+@needs_compiler
+def test_by_name_compiled_layers_run_in_one_process_or_several_and_others_never_do(monkeypatch):
+    problem = study(engine="compiled")
+    assert isinstance(engine_for([problem]), SequentialEngine)
+    monkeypatch.setattr("fedncv.engine.choose.WORTH_FORKING", 0.0)
+    monkeypatch.setattr("fedncv.engine.choose.num_cores", lambda: 2)
+    for name in ("compiled", "processes", "sequential") if can_fork() else ("compiled", "sequential"):
+        engine = engine_for([study(engine=name)])
+        assert has_compiled(engine.problems[0]) == (name == "compiled")
+        assert isinstance(engine, SequentialEngine) == (name == "sequential" or not can_fork())
+        engine.close()
+
+
+# ---- the compiler --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fresh(tmp_path, monkeypatch):
+    """No library in memory and none on disk, before and after."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    library.cache_clear()
+    yield tmp_path / "fedncv"
+    library.cache_clear()
+
+
+def test_without_a_compiler_one_line_says_so_and_torchs_layers_run(fresh, monkeypatch, capsys):
+    monkeypatch.setattr(cpu_library.shutil, "which", lambda _: None)
+    monkeypatch.delenv("CC", raising=False)
+    problem = study()
+    assert fused(problem) is problem
+    assert fused(problem) is problem
+    assert capsys.readouterr().err == (
+        "compiled kernels: no C compiler (cc, gcc, clang) was found; torch's own are used instead\n"
+    )
+
+
+@pytest.mark.parametrize(("compiler", "reason"), [("false", "exit code 1"), ("/no/such/cc", "No such file")])
+def test_a_compiler_that_fails_is_named(fresh, monkeypatch, capsys, compiler, reason):
+    monkeypatch.setenv("CC", compiler)
+    assert library(torch.float64) is None
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert compiler in lines[0]
+    assert reason in lines[0]
+
+
+@needs_compiler
+def test_the_library_is_compiled_once_and_again_when_its_source_changes(fresh, tmp_path, monkeypatch):
+    path = cpu_library.compiled(torch.float32)
+    assert list(fresh.iterdir()) == [path]  # nothing half made beside it
+    made = path.stat().st_mtime_ns
+    assert cpu_library.compiled(torch.float32) == path
+    assert path.stat().st_mtime_ns == made
+    changed = tmp_path / "changed.c"
+    changed.write_text(cpu_library.SOURCE.read_text() + "\n")
+    monkeypatch.setattr(cpu_library, "SOURCE", changed)
+    assert cpu_library.compiled(torch.float32) != path
+    assert len(list(fresh.iterdir())) == 2
+
+
+def test_types_that_are_not_compiled_have_no_library(capsys):
+    assert library(torch.float16) is None
+    assert not capsys.readouterr().err
