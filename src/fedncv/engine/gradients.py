@@ -155,16 +155,18 @@ def check(problem: Problem) -> None:
     """ValueError where a sample has no gradient of its own, or ``torch.vmap`` cannot compute it."""
     model, index = problem.model, torch.arange(min(2, len(problem.dataset.x)))
     x, target = _inputs(problem)(index)
-    start_P, start_R = model.start_P, model.start_R
-    with torch.no_grad():
-        together = model.forward(start_P, start_R, x, mode="eval")[0].logits_BC
-        alone = torch.cat([model.forward(start_P, start_R, each[None], mode="eval")[0].logits_BC for each in x])
-    if not torch.allclose(together, alone, rtol=1e-3, atol=1e-4):
-        raise ValueError("probe: a layer of the model lets samples see each other without training; leave probe empty")
+
+    def logits(some: Tensor) -> Tensor:
+        return model.forward(model.start_P, model.start_R, some, mode="eval")[0].logits_BC
+
     try:
-        sample_gradients(model, problem.task)(start_P, start_R, x, target, None)
-    except (RuntimeError, NotImplementedError) as error:
+        with torch.no_grad():
+            together, alone = logits(x), torch.cat([logits(each[None]) for each in x])
+        sample_gradients(model, problem.task)(model.start_P, model.start_R, x, target, None)
+    except (RuntimeError, NotImplementedError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ValueError(
-            f"probe: no gradients of single samples with this model ({reason}); leave probe empty"
+            f"probe: this model gives no gradients of single samples ({reason}); leave probe empty"
         ) from None
+    if not torch.allclose(together, alone, rtol=1e-3, atol=1e-4):
+        raise ValueError("probe: a layer of this model lets samples see each other in mode eval; leave probe empty")
