@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fedncv.engine import orders, sampling
+from fedncv.engine.asking import Asks, vmap_asking
 from fedncv.engine.fused import HAVE_KERNELS, fuse, fused_task
 from fedncv.engine.keeping import Keeper
 from fedncv.engine.local import Trained, lr_of, total_step
@@ -26,7 +27,7 @@ from fedncv.engine.problem import DivergedError, Kept, Problem, State, messages,
 from fedncv.engine.resident import Resident
 from fedncv.engine.sequential import Draw, Outcome, draw, settle
 from fedncv.engine.stage import RATIO, Fixed, Moving, Stage
-from fedncv.methods.base import Ask, Client, Work
+from fedncv.methods.base import Work
 from fedncv.tree import leaves, num_bytes, row, stack, tree_map
 
 Settled = tuple[State, dict[str, Any]] | DivergedError
@@ -215,7 +216,7 @@ class StackedEngine:
         width = y_KP.shape[1] if config.momentum else 0
         moving = Moving(y_KP, y_KP.new_zeros(len(who), width), buffers_KR, scratch, y_KP.new_zeros(len(who)))
         moving = tree_map(lambda leaf: leaf.clone(memory_format=torch.contiguous_format), moving)
-        fixed = Fixed(down, own, ask[2], y_KP.new_tensor(self._lrs(plan, who)))
+        fixed = Fixed(down, own, ask.client, y_KP.new_tensor(self._lrs(plan, who)))
         computed = stage.computed
         for phase in range(len(self.method.phases(config.epochs))):
             steps = plan.counts.steps_KF[who, phase]
@@ -321,11 +322,12 @@ class StackedEngine:
             rows = np.concatenate([d.ids + j * self.resident.num_clients for j, d in enumerate(drawn)])
             self._planned = self.plan(rows, _shares(drawn), round)
 
-    def asks(self, rows: Ints, round: int) -> tuple["StackedEngine", int, Client, Tensor]:
-        """What `vmap_asking` makes an ask from: clients and keys are stacked, the rest is the same for all."""
+    def asks(self, rows: Ints, round: int) -> Asks:
+        """What these clients ask outside their steps."""
         seeds = [self._seeds[j] for j in self._run_of(rows).tolist()]
         keys = orders.keys_for(seeds, "client", round, rows % self.resident.num_clients)
-        return self, round, self.resident.clients(rows), keys.to(self.device)
+        clients = self.resident.clients(rows)
+        return Asks(self.model, self.task, self.num_batches, round, clients, keys.to(self.device))
 
     def _run_of(self, rows: Ints) -> Ints:
         return rows // self.resident.num_clients
@@ -378,28 +380,6 @@ def fusible(problem: Problem) -> bool:
 def _shares(drawn: Sequence[Draw]) -> list[float]:
     """Of the steps each client finishes; one that never answers makes none."""
     return [share if answer else 0.0 for d in drawn for share, answer in zip(d.shares, d.answers, strict=True)]
-
-
-def vmap_asking(function: Any, asks: tuple[StackedEngine, int, Client, Tensor], *arguments: Any) -> Any:
-    """``function(ask_of, …)`` on every row, where ``ask_of(buffers_R)`` is the row's ask."""
-    engine, round, clients, keys = asks
-
-    def one(client, key, *rows):  # type: ignore[no-untyped-def]
-        def ask_of(buffers_R: Tensor) -> Ask:
-            return Ask(
-                engine.model,
-                engine.task,
-                buffers_R,
-                client=client,
-                round=round,
-                key=key,
-                num_batches=engine.num_batches,
-                stacked=True,
-            )
-
-        return function(ask_of, *rows)
-
-    return torch.vmap(one)(clients, keys, *arguments)
 
 
 def _finite(replied: Replied) -> Tensor:

@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedncv.engine.asking import vmap_asking
 from fedncv.engine.gradients import Gradients, Standing, collected, moments
 from fedncv.engine.orders import Ints
 from fedncv.engine.problem import State
-from fedncv.engine.stacked import StackedEngine, vmap_asking
+from fedncv.engine.stacked import StackedEngine
 
 GROUP = 512  # clients whose models are held at a time
 

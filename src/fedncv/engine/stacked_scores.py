@@ -12,11 +12,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedncv.engine.asking import vmap_asking
 from fedncv.engine.evaluate import Scores, shared_model, summary_before, test_sizes
 from fedncv.engine.gradients import Gradients
 from fedncv.engine.orders import Ints
 from fedncv.engine.problem import State
-from fedncv.engine.stacked import Arrived, StackedEngine, vmap_asking
+from fedncv.engine.stacked import Arrived, StackedEngine
 from fedncv.engine.stacked_gradients import gradients
 from fedncv.tree import tree_map
 

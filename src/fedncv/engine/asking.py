@@ -1,0 +1,43 @@
+"""What stacked clients ask: pieces of a method on every row at once, each with an ask of its own."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedncv.flat import Model
+from fedncv.keys import Key
+from fedncv.methods.base import Ask, Client
+from fedncv.tasks import Task
+
+
+class Asks(NamedTuple):
+    """What asks are made from: clients and keys are stacked, the rest is the same for all."""
+
+    model: Model
+    task: Task
+    num_batches: int
+    round: int
+    client: Client
+    key_K2: Key
+
+
+def vmap_asking(function: Any, asks: Asks, *arguments: Any) -> Any:
+    """``function(ask_of, …)`` on every row, where ``ask_of(buffers_R)`` is the row's ask."""
+
+    def one(client, key, *rows):  # type: ignore[no-untyped-def]
+        def ask_of(buffers_R: Tensor) -> Ask:
+            return Ask(
+                asks.model,
+                asks.task,
+                buffers_R,
+                client=client,
+                round=asks.round,
+                key=key,
+                num_batches=asks.num_batches,
+                stacked=True,
+            )
+
+        return function(ask_of, *rows)
+
+    return torch.vmap(one)(asks.client, asks.key_K2, *arguments)
