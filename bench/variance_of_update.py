@@ -1,0 +1,101 @@
+"""Probes of the update where there is no command line: rows as JSON lines, and what the probes cost.
+
+    python bench/variance_of_update.py --data cifar10 --device cuda --out rows.jsonl fedavg scaffold fedvarp fedncv
+    python bench/variance_of_update.py --cost --device cuda --data cifar10 fedavg fedncv
+
+`fedncv variance --rows rows.jsonl` prints the table and draws the figures. With --cost, for every method at the state
+after two rounds: seconds of the local training of all clients, twice, as the probe needs it, and of the whole probe.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedncv.config import RunConfig
+from fedncv.engine.problem import build
+from fedncv.engine.sequential import one_thread
+from fedncv.observatory.compare import rows_of
+from fedncv.observatory.everyone import engine_for, everyone
+from fedncv.observatory.shadow import states_along
+from fedncv.observatory.update import probe
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("methods", nargs="+")
+    parser.add_argument("--data", default="cifar10")
+    parser.add_argument("--model", default="lenet5")
+    parser.add_argument("--partition", default="dirichlet:alpha=0.1")
+    parser.add_argument("--clients", type=int, default=100)
+    parser.add_argument("--per-round", type=int, default=10)
+    parser.add_argument("--lr", type=float, default=0.01)
+    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--seeds", default="0")
+    parser.add_argument("--reference", default="fedavg")
+    parser.add_argument("--at", default="20,40,60,80,100")
+    parser.add_argument("--draws", type=int, default=2000)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--out", default="")
+    parser.add_argument("--cost", action="store_true")
+    arguments = parser.parse_args()
+    at = [int(t) for t in arguments.at.split(",")]
+    config = RunConfig(
+        data=arguments.data, model=arguments.model, partition=arguments.partition, clients=arguments.clients,
+        per_round=arguments.per_round, rounds=max(at), lr=arguments.lr, epochs=arguments.epochs,
+        device=arguments.device,
+    )  # fmt: skip
+    if arguments.cost:
+        for method in arguments.methods:
+            write(arguments.out, cost(config, method, arguments.draws))
+        return
+    began = time.perf_counter()
+    seeds = [int(seed) for seed in arguments.seeds.split(",")]
+    for row in rows_of(
+        config, arguments.methods, seeds=seeds, reference=arguments.reference, at=at, num_draws=arguments.draws
+    ):
+        write(arguments.out, row)
+        words = [f"{row['method']:28s} seed {row['seed']} round {row['round']:3d}"]
+        words += [f"{name} {row[name] / row['full2']:8.4f}" for name in ("mse", "bias2", "plain")]
+        words += [f"times {row['times']:.2f}", f"{time.perf_counter() - began:.0f} s"]
+        print("  ".join(words), flush=True)
+
+
+def cost(config: RunConfig, method: str, num_draws: int) -> dict[str, Any]:
+    """Seconds of the two local trainings, of what the probe does beside them, and the factor that this makes."""
+    problem = build(RunConfig(**vars(config) | {"method": method}))
+    with one_thread():
+        engine = engine_for([problem])
+        *_, states = states_along(engine, 2)
+        probe(problem, states[0], *everyone(engine, states), num_draws=num_draws)  # graphs are captured once
+        training, answers = timed(lambda: [*everyone(engine, states), *everyone(engine, states, replicate=1)])
+        beside, _ = timed(lambda: probe(problem, states[0], *answers, num_draws=num_draws))
+    row = {"method": method, "data": config.data, "device": config.device, "clients": config.clients}
+    row |= {"training": training, "beside": beside, "factor": (training + beside) / training}
+    print(f"{method:28s} training {training:.2f} s, beside it {beside:.2f} s: {row['factor']:.2f} times", flush=True)
+    return row
+
+
+def timed(function: Callable[[], Any]) -> tuple[float, Any]:
+    def now() -> float:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    began = now()
+    result = function()
+    return now() - began, result
+
+
+def write(path: str, row: dict[str, Any]) -> None:
+    if path:
+        with Path(path).open("a") as file:
+            file.write(json.dumps(row) + "\n")
+
+
+if __name__ == "__main__":
+    main()

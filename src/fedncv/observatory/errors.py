@@ -1,0 +1,295 @@
+"""The error of a server's step over the draw of clients, at one frozen state.
+
+    step(S) = x - model(aggregate(server, answers of S))        the method's own aggregate, nothing rewritten
+    error   = step(S) - step(all)                               all: everybody answers, and was certain to
+
+Most servers are affine in their answers, in one of three forms. With d_u = step({u}), the step if u alone answered:
+
+    mean    step(S) = sum_S d_u / |S|
+    ratio   step(S) = sum_S n_u d_u / sum_S n_u                 self-normalised weights
+    sum     step(S) = b + sum_S (d_u - b)                       Horvitz-Thompson weights; b is known before the draw
+
+A method does not declare its form: each is tried against the method's aggregate on some draws, and where none gives
+its steps to rounding ("none": FedAdam, FedAdp, …) every draw goes through the aggregate. In a form the error is
+sum_k a_k v_k with v known and a(S) random, so every moment of it needs only E[a], E[a a'] and inner products:
+
+    mean squared error  E|error|^2 = sum_kl E[a_k a_l] <v_k, v_l>  =  |E error|^2 + Var  =  bias^2 + variance
+
+E[a a'] is in closed form for mean and sum under uniform draws; otherwise over all draws where they can be listed;
+otherwise over keyed draws, the same for every method, with jackknife intervals (unit of resampling: the draw).
+
+Letters: N clients that answer, D draws, K = N + 1 vectors (the last is constant), P parameters.
+"""
+
+from collections.abc import Callable
+from itertools import combinations
+from math import comb
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedncv.engine import sampling
+from fedncv.engine.problem import Problem, State
+from fedncv.estimators import uniform_joint_inclusion
+from fedncv.keys import generator, key_for
+from fedncv.methods.base import Replies, ServerAsk
+from fedncv.observatory.everyone import Everyone, doubled, shared_model
+from fedncv.tree import tree_map
+
+Form = Literal["mean", "ratio", "sum", "none"]
+MOST_LISTED = 20_000  # draws, above which some are drawn instead
+MOST_AGGREGATED = 200  # draws that go through the aggregate one by one
+TRIALS = 3  # draws on which a form is tried
+ROUNDING = 1e-9  # of the largest step: what a form may miss
+
+
+class Interval(NamedTuple):
+    """A number with its 95 % interval; an exact one has no width."""
+
+    value: float
+    low: float
+    high: float
+
+    @classmethod
+    def exact(cls, value: float | Tensor) -> "Interval":
+        return cls(float(value), float(value), float(value))
+
+
+class Draws(NamedTuple):
+    in_DN: Tensor  # 1 where the client answers, float64
+    listed: bool  # all draws there are, equally likely
+    num_drawn: int | None  # m, where the draw is uniform, m of the N that answer
+
+    @property
+    def how(self) -> str:
+        return f"all {len(self.in_DN):,} draws" if self.listed else f"{len(self.in_DN):,} draws"
+
+
+class Weights(NamedTuple):
+    """The random coefficients a(S) of an error, and their moments."""
+
+    a_DK: Tensor
+    mean_K: Tensor
+    second_KK: Tensor  # E[a a']
+    exact: bool  # moments over the whole design, not over a sample of draws
+
+
+class Server(NamedTuple):
+    """A frozen server and everybody's answers."""
+
+    x_P: Tensor
+    state: object
+    sizes_N: Tensor
+    inclusion_N: Tensor
+    answer: Callable[[Tensor, bool], object]
+    """(places among the answers, was everybody certain to answer?) -> the server's next state."""
+    step: Callable[[Tensor, bool], Tensor]
+    """The same -> x - its model."""
+
+    @property
+    def p_N(self) -> Tensor:
+        return self.sizes_N / self.sizes_N.sum()
+
+
+def frozen_server(problem: Problem, state: State, answers: Everyone) -> Server:
+    """The server at ``state``, in float64, with the method's own aggregate."""
+    problem = problem.at(state.round)
+    method, device = problem.method, answers.ids_N.device
+    server, ids = doubled(state.server), answers.ids_N
+    x_P = shared_model(problem, state._replace(server=server))
+    ask = ServerAsk(problem.model, state.round, key_for(problem.config.seed, "server", state.round).to(device))
+    sizes_N = problem.federation.sizes_N.to(device)[ids]
+    inclusion_N = torch.from_numpy(problem.inclusion_N).to(device)[ids] * (1 - problem.config.dropout)
+
+    def answer(some: Tensor, certain: bool) -> object:
+        inclusion_S = torch.ones_like(inclusion_N[some]) if certain else inclusion_N[some]
+        ups = tree_map(lambda leaf: leaf[some], answers.ups)
+        return method.aggregate(ask, server, Replies(ups, ids[some], sizes_N[some], inclusion_S))
+
+    def step(some: Tensor, certain: bool) -> Tensor:
+        model_P = method.shared(answer(some, certain))
+        assert model_P is not None
+        return x_P - model_P
+
+    return Server(x_P, server, sizes_N, inclusion_N, answer, step)
+
+
+# ---- draws ---------------------------------------------------------------------------------------------
+
+
+def draws_of(problem: Problem, state: State, answers: Everyone, *, num_draws: int) -> Draws:
+    """All draws of the study's sampling where they can be listed, else ``num_draws`` keyed by seed and round.
+
+    A draw in which nobody answers leaves the server as it is, and is left out.
+    """
+    problem = problem.at(state.round)
+    config, ids = problem.config, answers.ids_N.cpu().numpy()
+    n, m = problem.federation.num_clients, config.per_round
+    uniform = config.sampling == "uniform" and config.dropout == 0 and len(ids) == n
+    if uniform and comb(n, m) <= MOST_LISTED:
+        places_DS = torch.tensor(list(combinations(range(n), m)))
+        in_DN = torch.zeros(len(places_DS), n, dtype=torch.float64).scatter(1, places_DS, 1.0)
+        return Draws(in_DN.to(answers.ids_N.device), True, m)
+    rng = generator(config.seed, "probe draws", state.round)
+    in_DN = torch.zeros(num_draws, n, dtype=torch.float64)
+    for d in range(num_draws):
+        in_DN[d, torch.from_numpy(_draw(problem, rng))] = 1.0
+    in_DN *= torch.from_numpy(rng.random((num_draws, n)) >= config.dropout)
+    in_DN = in_DN[:, torch.from_numpy(ids)]
+    return Draws(in_DN[in_DN.any(dim=1)].to(answers.ids_N.device), False, m if uniform else None)
+
+
+def _draw(problem: Problem, rng: np.random.Generator) -> sampling.Ids:
+    if problem.config.sampling == "uniform":
+        return sampling.draw_uniform(rng, problem.federation.num_clients, problem.config.per_round)
+    if problem.config.sampling == "weighted":
+        return sampling.draw_systematic(rng, problem.inclusion_N)
+    return sampling.draw_available(rng, problem.rates_N, problem.config.per_round)
+
+
+def weights(form: Form, draws: Draws, n_N: Tensor) -> Weights:
+    """a(S) of the form for every draw, with a constant 1 behind, and its moments.
+
+    Uniform draws of m: E[1_u] = m/N, E[1_u 1_v] = m(m-1)/(N(N-1)); mean divides by m, and by m^2.
+    """
+    in_DN, m = draws.in_DN, draws.num_drawn
+    w_DN = in_DN
+    if form != "sum":
+        share_DN = in_DN * n_N if form == "ratio" else in_DN
+        w_DN = share_DN / share_DN.sum(dim=1, keepdim=True)
+    a_DK = torch.cat([w_DN, torch.ones_like(w_DN[:, :1])], dim=1)
+    if m is None or form == "ratio":
+        return Weights(a_DK, a_DK.mean(dim=0), a_DK.T @ a_DK / len(a_DK), draws.listed)
+    scale = 1 / m if form == "mean" else 1.0
+    joint_NN = uniform_joint_inclusion(len(n_N), m).to(in_DN.device)
+    mean_N = scale * joint_NN.diagonal()
+    mean_K = torch.cat([mean_N, mean_N.new_ones(1)])
+    second_KK = torch.outer(mean_K, mean_K)
+    second_KK[:-1, :-1] = scale**2 * joint_NN
+    return Weights(a_DK, mean_K, second_KK, True)
+
+
+# ---- the form of a server ------------------------------------------------------------------------------
+
+
+class Errors(NamedTuple):
+    """error = sum_k a_k v_k."""
+
+    form: Form
+    weights: Weights
+    v_KP: Tensor
+    how: str
+    listed: bool  # the draws are all there are
+    d_NP: Tensor  # the step if u alone answered
+    base_P: Tensor  # b in the form "sum", 0 in others
+    full_P: Tensor  # the step if all answered
+
+
+def errors_of(server: Server, draws: Draws) -> Errors:
+    """The errors of a server over these draws, in the simplest form that is its own."""
+    num = len(server.sizes_N)
+    everybody = torch.arange(num, device=draws.in_DN.device)
+    full_P = server.step(everybody, True)
+    d_NP = torch.stack([server.step(everybody[u : u + 1], False) for u in range(num)])
+    base_P = torch.zeros_like(full_P)
+    if num > 1:
+        base_P = d_NP[0] + d_NP[1] - server.step(everybody[:2], False)
+    form = find_form(server, draws, d_NP, base_P)
+    if form == "none":
+        return _drawn_errors(server, draws, d_NP, full_P)
+    if form == "sum":
+        v_KP = torch.cat([d_NP - base_P, (base_P - full_P)[None]])
+    else:  # the weights sum to one
+        base_P = torch.zeros_like(full_P)
+        v_KP = torch.cat([d_NP - full_P, base_P[None]])
+    of_draws = weights(form, draws, server.sizes_N)
+    how = draws.how if draws.listed or not of_draws.exact else "closed form"
+    return Errors(form, of_draws, v_KP, how, draws.listed, d_NP, base_P, full_P)
+
+
+def find_form(server: Server, draws: Draws, d_NP: Tensor, base_P: Tensor) -> Form:
+    """The first form that gives the aggregate's own steps on the trial draws, to rounding."""
+    trials_DN = draws.in_DN[:: max(1, len(draws.in_DN) // TRIALS)][:TRIALS]
+    steps_DP = torch.stack([server.step(torch.nonzero(in_N)[:, 0], False) for in_N in trials_DN])
+    largest = torch.linalg.vector_norm(torch.cat([d_NP, steps_DP]), dim=1).max()
+    trial = Draws(trials_DN, False, None)
+    forms: tuple[Form, ...] = ("mean", "ratio", "sum")
+    for form in forms:
+        w_DN = weights(form, trial, server.sizes_N).a_DK[:, :-1]
+        made_DP = base_P + w_DN @ (d_NP - base_P) if form == "sum" else w_DN @ d_NP
+        if bool((torch.linalg.vector_norm(made_DP - steps_DP, dim=1) <= ROUNDING * largest).all()):
+            return form
+    return "none"
+
+
+def _drawn_errors(server: Server, draws: Draws, d_NP: Tensor, full_P: Tensor) -> Errors:
+    """Each draw through the aggregate: the errors themselves are the vectors, each drawn once."""
+    chosen_DN, listed = draws.in_DN, draws.listed
+    if len(chosen_DN) > MOST_AGGREGATED:
+        places = np.random.Generator(np.random.Philox(key=len(chosen_DN))).permutation(len(chosen_DN))
+        chosen_DN, listed = chosen_DN[torch.from_numpy(np.sort(places[:MOST_AGGREGATED])).to(full_P.device)], False
+    e_DP = torch.stack([server.step(torch.nonzero(in_N)[:, 0], False) - full_P for in_N in chosen_DN])
+    one_DD = torch.eye(len(e_DP), dtype=e_DP.dtype, device=e_DP.device)
+    each = Weights(one_DD, one_DD.mean(dim=0), one_DD / len(e_DP), listed)
+    how = Draws(chosen_DN, listed, None).how + " through the aggregate"
+    return Errors("none", each, e_DP, how, listed, d_NP, torch.zeros_like(full_P), full_P)
+
+
+# ---- moments and intervals -----------------------------------------------------------------------------
+
+
+class Spread(NamedTuple):
+    """second = bias2 + variance, exactly."""
+
+    second: Interval  # E<error, other>
+    bias2: Interval  # <E error, E other>
+    variance: Interval  # Cov(error, other)
+
+
+def spread(of: Weights, v_KP: Tensor, other_KP: Tensor | None = None) -> Spread:
+    """Moments of sum_k a_k v_k, or of it and another error with the same coefficients.
+
+    Exact:   second = sum_kl E[a_k a_l] <v_k, w_l>,  bias2 = <sum E[a_k] v_k, sum E[a_k] w_k>,  variance the rest.
+    Drawn:   with e_i, f_i of the D draws, second = mean <e_i, f_i>, and without the noise of the mean in them
+             variance = (sum <e_i, f_i> - <sum e, sum f> / D) / (D - 1),   bias2 = second - variance.
+    """
+    other_KP = v_KP if other_KP is None else other_KP
+    gram_KK = v_KP @ other_KP.T
+    if of.exact:
+        second, bias2 = (of.second_KK * gram_KK).sum(), (of.mean_K @ v_KP) @ (of.mean_K @ other_KP)
+        return Spread(Interval.exact(second), Interval.exact(bias2), Interval.exact(second - bias2))
+    each_D, sum_K = each_product(of, gram_KK), of.a_DK.sum(dim=0)
+    total, squared = each_D.sum(), sum_K @ gram_KK @ sum_K
+    squared_D = squared - of.a_DK @ (gram_KK @ sum_K) - of.a_DK @ (gram_KK.T @ sum_K) + each_D  # without draw i
+    num = len(each_D)
+    second, second_D = total / num, (total - each_D) / (num - 1)
+    variance = (total - squared / num) / (num - 1)
+    variance_D = (total - each_D - squared_D / (num - 1)) / (num - 2)
+    return Spread(
+        jackknife(second, second_D),
+        jackknife(second - variance, second_D - variance_D),
+        jackknife(variance, variance_D),
+    )
+
+
+def each_product(of: Weights, gram_KK: Tensor) -> Tensor:
+    """<e_i, f_i> of every draw i."""
+    return ((of.a_DK @ gram_KK) * of.a_DK).sum(dim=1)
+
+
+def jackknife(value: Tensor, without_D: Tensor) -> Interval:
+    """value ± 1.96 sqrt((D - 1)/D sum_i (theta_i - mean theta)^2), theta_i the value without unit i."""
+    num = len(without_D)
+    half = 1.96 * float(((num - 1) / num * (without_D - without_D.mean()).square().sum()).sqrt())
+    return Interval(float(value), float(value) - half, float(value) + half)
+
+
+def of_means(function: Callable[..., Tensor], *scalars_D: Tensor, exact: bool) -> Interval:
+    """``function`` of the means of scalars of every draw, with its jackknife interval."""
+    value = function(*(x_D.mean() for x_D in scalars_D))
+    if exact:
+        return Interval.exact(value)
+    num = len(scalars_D[0])
+    return jackknife(value, function(*((x_D.sum() - x_D) / (num - 1) for x_D in scalars_D)))

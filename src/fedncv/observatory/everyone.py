@@ -1,0 +1,128 @@
+"""Local training of all clients from a frozen state: what each of them would answer. Nobody keeps anything.
+
+A state after t rounds is probed with the batches of round t, the very ones that the clients drawn next would
+train on; a replicate uses batches of its own, everything else being equal.
+
+N = clients that have a step to make, J = runs, K = rows of the stack, P = parameters.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedncv.engine.choose import SequentialEngine
+from fedncv.engine.local import train
+from fedncv.engine.problem import DivergedError, Problem, State, arrivals
+from fedncv.engine.stacked import CannotStackError, StackedEngine
+from fedncv.tree import leaves, stack, tree_map
+
+Engine = SequentialEngine | StackedEngine
+GOLDEN = 0x9E3779B97F4A7C15  # the golden ratio in 64 bits: replicates' seeds lie far apart
+
+
+class Everyone(NamedTuple):
+    """Answers in the order of ids; numbers in float64, so that differences of them are exact enough to square."""
+
+    ids_N: Tensor
+    delta_NP: Tensor  # x - y_u
+    ups: Any  # what `finish` sent, with a leading axis N
+
+
+def engine_for(problems: Sequence[Problem]) -> Engine:
+    """Stacked on a GPU or where it is asked for; otherwise one client after the other."""
+    config = problems[0].config
+    on_gpu = problems[0].model.start_P.device.type == "cuda"
+    if config.engine == "stacked" or (config.engine == "auto" and on_gpu):
+        try:
+            return StackedEngine(problems)
+        except CannotStackError:
+            pass
+    return SequentialEngine(problems)
+
+
+def everyone(engine: Engine, states: Sequence[State], *, replicate: int = 0) -> list[Everyone]:
+    """All clients' answers in every run."""
+    if isinstance(engine, StackedEngine):
+        return _stacked(engine, states, replicate)
+    return [_one_by_one(p, s, replicate) for p, s in zip(engine.problems, states, strict=True)]
+
+
+def shared_model(problem: Problem, state: State) -> Tensor:
+    """The model that all clients share; ValueError where each has a part of its own."""
+    x_P = problem.method.shared(state.server)
+    if x_P is None or problem.buffer_rule != "averaged":
+        raise ValueError(
+            f"{problem.config.method} has no model that all clients share, so there is no common update to measure"
+        )
+    return x_P
+
+
+def doubled(tree: Any) -> Any:
+    """The tree with its floating-point numbers in float64."""
+    return tree_map(lambda leaf: leaf.double() if leaf.is_floating_point() else leaf, tree)
+
+
+def _another_seed(seed: int, replicate: int) -> int:
+    return (seed + replicate * GOLDEN) % 2**64
+
+
+def _one_by_one(problem: Problem, state: State, replicate: int) -> Everyone:
+    problem = problem.at(state.round)
+    x_P = shared_model(problem, state)
+    keyed = problem._replace(config=replace(problem.config, seed=_another_seed(problem.config.seed, replicate)))
+    ids, ys, ups = [], [], []
+    for arrival in arrivals(problem, state, np.arange(problem.federation.num_clients)):
+        trained = train(keyed, state.round, arrival)
+        if trained is not None:
+            ids.append(arrival.client)
+            ys.append(trained.y_P)
+            ups.append(trained.up)
+    if not ids:
+        raise ValueError("no client has enough samples for a step; there is no update to measure")
+    return _finite(Everyone(torch.tensor(ids).to(x_P.device), x_P.double() - torch.stack(ys), doubled(stack(ups))))
+
+
+def _stacked(engine: StackedEngine, states: Sequence[State], replicate: int) -> list[Everyone]:
+    num_clients, round = engine.resident.num_clients, states[0].round
+    x_JP = [shared_model(problem, state).double() for problem, state in zip(engine.problems, states, strict=True)]
+    arrived = engine.arrive(states, [np.arange(num_clients)] * len(states))
+    with _seeds(engine, replicate):
+        plan = engine.plan(arrived.rows, [1.0] * len(arrived.rows), round)
+        replied = engine.train(arrived, plan)
+    answers = []
+    for j, x_P in enumerate(x_JP):
+        mine = np.flatnonzero(arrived.rows[replied.who] // num_clients == j)
+        if not len(mine):
+            raise ValueError("no client has enough samples for a step; there is no update to measure")
+        mine_K = torch.from_numpy(mine).to(engine.device)
+        ids_N = torch.from_numpy(arrived.rows[replied.who][mine] % num_clients).to(engine.device)
+        y_NP, ups = tree_map(lambda leaf, rows=mine_K: leaf.index_select(0, rows), (replied.y_KP, replied.up))
+        answers.append(_finite(Everyone(ids_N, x_P - y_NP, doubled(ups))))
+    return answers
+
+
+@contextmanager
+def _seeds(engine: StackedEngine, replicate: int) -> Iterator[None]:
+    """The engine with another seed for its batches; measuring is not counted as work."""
+    seeds, work = engine._seeds, (engine.used, engine.computed)
+    engine._seeds = [_another_seed(seed, replicate) for seed in seeds]
+    try:
+        yield
+    finally:
+        engine._seeds, (engine.used, engine.computed) = seeds, work
+
+
+def _finite(answers: Everyone) -> Everyone:
+    """The answers, where all of them are numbers; DivergedError names the first client whose are not."""
+    finite_N = torch.ones(len(answers.ids_N), dtype=torch.bool, device=answers.ids_N.device)
+    for _, leaf in leaves((answers.delta_NP, answers.ups)):
+        finite_N &= torch.isfinite(leaf.reshape(len(leaf), -1)).all(dim=1)
+    if not bool(finite_N.all()):
+        client = int(answers.ids_N[~finite_N][0])
+        raise DivergedError(f"client {client} diverged when all clients were trained for the probe; try a lower lr")
+    return answers
