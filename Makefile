@@ -48,6 +48,7 @@ clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
 
 .PHONY: mutants
+JOBS ?= 2
 mutants: $(TESTED)  ## break estimators and methods on purpose: every change must be noticed, or excused in docs/mutants.md
-	$(BIN)/python tools/mutate.py src/fedncv/estimators tests/estimators docs/mutants.md
-	$(BIN)/python tools/mutate.py src/fedncv/methods tests/methods docs/mutants.md
+	$(BIN)/python tools/mutate.py src/fedncv/estimators tests/estimators docs/mutants.md --jobs $(JOBS)
+	$(BIN)/python tools/mutate.py src/fedncv/methods tests/methods docs/mutants.md --jobs $(JOBS)
