@@ -67,8 +67,11 @@ def variants(node: ast.AST) -> Iterator[ast.AST]:
         yield ast.BoolOp(SWAPS[type(node.op)](), node.values)  # type: ignore[arg-type]
     elif isinstance(node, ast.UnaryOp):
         yield node.operand
-    elif isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in SWAPS:
-        yield ast.Compare(node.left, [SWAPS[type(node.ops[0])]()], node.comparators)  # type: ignore[list-item]
+    elif isinstance(node, ast.Compare):
+        for i, op in enumerate(node.ops):
+            if type(op) in SWAPS:
+                ops = [*node.ops[:i], SWAPS[type(op)](), *node.ops[i + 1 :]]
+                yield ast.Compare(node.left, ops, node.comparators)  # type: ignore[arg-type]
     elif isinstance(node, ast.Constant) and isinstance(node.value, bool):
         yield ast.Constant(not node.value)
     elif isinstance(node, ast.Constant) and isinstance(node.value, int | float):
