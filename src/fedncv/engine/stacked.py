@@ -177,15 +177,17 @@ class StackedEngine:
             group = groups.pop(0)
             try:
                 done.append(self._train_group(arrived, plan, group))
+                continue
             except torch.cuda.OutOfMemoryError:
                 if self.capacity == 1:
                     raise
-                self.capacity = -(-min(self.capacity, len(group)) // 2)
-                self._stage = None
-                torch.cuda.empty_cache()
-                print(f"stacked: out of memory, going on with {self.capacity} clients at a time", file=sys.stderr)
-                pieces = [group, *groups]
-                groups = [g[i : i + self.capacity] for g in pieces for i in range(0, len(g), self.capacity)]
+            # after the except block: until then the error holds on to everything that was tried
+            self.capacity = -(-min(self.capacity, len(group)) // 2)
+            self._stage = None
+            torch.cuda.empty_cache()
+            print(f"stacked: out of memory, going on with {self.capacity} clients at a time", file=sys.stderr)
+            pieces = [group, *groups]
+            groups = [g[i : i + self.capacity] for g in pieces for i in range(0, len(g), self.capacity)]
         if len(done) == 1:
             return done[0]
         who = np.concatenate([each.who for each in done])

@@ -1,0 +1,233 @@
+"""Equality on a GPU: everything the tests check on a CPU and cannot check on the device there.
+
+    python bench/check_gpu.py                          # exit status 1 if anything differs
+    python bench/check_gpu.py --methods fedavg fedgen
+
+Kernels against their definitions, the stacked engine on the device against the sequential one on the CPU (runs with
+learning rates, partitions and seeds of their own in one stack), memory that does not suffice, and clients that are kept
+elsewhere. Needs nothing but the package.
+"""
+
+import argparse
+import gc
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, cast
+
+import torch
+from study import images, machine
+from torch import Tensor
+
+from fedncv import keys
+from fedncv.config import RunConfig
+from fedncv.engine import fused
+from fedncv.engine.keeping import Keeper, Place
+from fedncv.engine.problem import DivergedError, Problem, State, build, start
+from fedncv.engine.sequential import run_round
+from fedncv.engine.stacked import StackedEngine
+from fedncv.methods import METHODS
+from fedncv.tree import leaves
+
+QUICK = {"fedgen": "fedgen:generator_steps=3,hidden=8"}  # a server that trains for long says nothing more here
+SMALL: dict[str, Any] = {
+    "data": "custom", "clients": 6, "per_round": 4, "rounds": 9, "epochs": 2, "batch_size": 8, "momentum": 0.5,
+    "stragglers": 0.3, "dropout": 0.1, "partition": "dirichlet:alpha=1",
+}  # fmt: skip
+OWN: list[dict[str, Any]] = [
+    {"lr": 0.05},
+    {"lr": 0.01},
+    {"lr": 0.1, "schedule": "exponential:decay=0.5", "partition": "iid"},
+    {"seed": 3},
+]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--methods", nargs="+", default=list(METHODS))
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    print(machine())
+    device = torch.device(arguments.device)
+    checks: list[tuple[str, Callable[[], float], float]] = [
+        ("philox in one kernel: words", lambda: philox(device), 0),
+        ("draws under vmap", lambda: draws(device), 0),
+        ("a place in memory that does not suffice", lambda: little_memory(device), 1e-4),
+        ("clients kept in host memory", lambda: kept(device, "host"), 0),
+        ("clients kept in a file", lambda: kept(device, "file"), 0),
+    ]
+    if fused.HAVE_KERNELS and device.type == "cuda":
+        channels = ((3, 6), (6, 16))
+        checks += [(f"fused layer, {c} -> {d} channels", partial(layer, c, d, device), 1e-5) for c, d in channels]
+    for name in arguments.methods:
+        checks += [(f"{name}: stack of {len(OWN)} runs, float64", partial(together, name, device), 1e-10)]
+    checks += [("fedavg: float32, share of the update", lambda: one_round(device), 1e-4)]
+    failed = 0
+    for name, check, bound in checks:
+        began = time.perf_counter()
+        try:
+            worst = check()
+            verdict = "ok" if worst <= bound else "DIFFERS"
+        except (RuntimeError, ValueError, ArithmeticError, AssertionError) as error:
+            worst, verdict = float("nan"), f"FAILED {type(error).__name__}: {str(error).splitlines()[0][:120]}"
+        failed += verdict != "ok"
+        print(f"{name:45s} {worst:9.1e} of {bound:7.0e}  {verdict}  {time.perf_counter() - began:.1f} s", flush=True)
+    print(f"{len(checks)} checks, {failed} failed")
+    sys.exit(failed > 0)
+
+
+# ---- draws ---------------------------------------------------------------------------------------------
+
+
+def philox(device: torch.device) -> float:
+    """Random123's known answer, and random words of many shapes against the arithmetic on the CPU."""
+    counter = [torch.tensor(word, device=device) for word in (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344)]
+    words = keys.philox(torch.tensor([0xA4093822, 0x299F31D0], device=device), *counter)
+    assert [int(word) for word in words] == [0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1], "known answer"
+    generator = torch.Generator().manual_seed(0)
+    worst = 0.0
+    for shape in ((2,), (3, 1, 2), (3, 5, 1, 2), (2, 3, 5, 1, 2)):
+        key, *c = (torch.randint(0, 1 << 32, s, generator=generator) for s in (shape, (700,), (1,), (), ()))
+        ours = keys.philox(key.to(device), *(each.to(device) for each in c))
+        worst = max(worst, *(float((a.cpu() != b).sum()) for a, b in zip(ours, keys.philox(key, *c), strict=True)))
+    return worst
+
+
+def draws(device: torch.device) -> float:
+    """Folded keys and permutations for stacked keys, one by one on the CPU."""
+    key_K2 = keys.key_for(1, "check", 2, torch.arange(5))
+
+    def one(key: Tensor) -> tuple[Tensor, Tensor]:
+        return keys.permutation(keys.fold(key, 3), 50), keys.uniform(key, 50)
+
+    ours = torch.vmap(one)(key_K2.to(device))
+    theirs = [torch.stack(part) for part in zip(*(one(key) for key in key_K2), strict=True)]
+    return max(float((a.cpu() != b).sum()) for a, b in zip(ours, theirs, strict=True))
+
+
+# ---- layers --------------------------------------------------------------------------------------------
+
+
+def layer(C: int, D: int, device: torch.device) -> float:
+    """The kernels in float32 against the plain operations in float64, forward and backward."""
+    from fedncv.engine import fused_kernels
+
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator).to(device)
+
+    weight = torch.ones(3, 9, device=device)
+    weight[0, 5:] = 0
+    x, w, bias, gamma, beta, mean = draw(3, 9, C, 14, 14), draw(3, D, C, 5, 5), *(draw(3, D) for _ in range(4))
+    inputs = (x, w, bias, gamma, beta, mean, draw(3, D).abs(), weight)
+    got = cast(Any, fused_kernels.forward)(*inputs, 1e-5, 0.1)
+    worst = _relative(got, cast(Any, fused.forward)(*(a.double() for a in inputs), 1e-5, 0.1))
+    parts = (draw(*got[0].shape) * weight[:, :, None, None, None], x, w, gamma, beta, weight, *got[1:4])
+    ours = cast(Any, fused_kernels.backward)(*parts, True)
+    theirs = cast(Any, fused.backward)(*(a.double() for a in parts), True)
+    some = (0, 1, 3, 4)  # the gradient of a bias before BatchNorm is zero: rounding only
+    return max(worst, _relative([ours[i] for i in some], [theirs[i] for i in some]))
+
+
+def _relative(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> float:
+    norm = torch.linalg.vector_norm
+    return max(float(norm(a - b) / norm(b)) for a, b in zip(ours, theirs, strict=True))
+
+
+# ---- rounds --------------------------------------------------------------------------------------------
+
+
+def problems(device: torch.device | str, own: list[dict[str, Any]], **settings: Any) -> list[Problem]:
+    data = images(240, shape=(1, 16, 16))
+    made = [build(RunConfig(**SMALL | settings | {"device": str(device)} | each), data=data) for each in own]
+    return [each._replace(dataset=made[0].dataset) for each in made]
+
+
+def rounds(engine: StackedEngine, num: int) -> tuple[State, ...]:
+    states = [start(problem) for problem in engine.problems]
+    for _ in range(num):
+        states = [_going(settled)[0] for settled in engine.run_rounds(states)]
+    return tuple(states)
+
+
+def _going(settled: Any) -> Any:
+    if isinstance(settled, DivergedError):
+        raise settled
+    return settled
+
+
+def distance(ours: Any, theirs: Any) -> float:
+    """The largest difference of two trees, relative where numbers are large."""
+    worst = 0.0
+    for (path, a), (other, b) in zip(leaves(ours), leaves(theirs), strict=True):
+        assert path == other, f"{path} is not {other}"
+        if not isinstance(a, Tensor):
+            assert a == b, f"{path}: {a} is not {b}"
+        elif a.numel():
+            a, b = a.cpu().double(), b.cpu().double()
+            worst = max(worst, float(((a - b).abs() / b.abs().clamp(min=1)).max()))
+    return worst
+
+
+def together(name: str, device: torch.device) -> float:
+    """Runs in one stack on the device, each alone and sequentially on the CPU; three rounds."""
+    method = QUICK.get(name, name)
+    ours = rounds(StackedEngine(problems(device, OWN, method=method, dtype="float64")), 3)
+    worst = 0.0
+    for problem, got in zip(problems("cpu", OWN, method=method, dtype="float64"), ours, strict=True):
+        state = start(problem)
+        for _ in range(3):
+            state, _row = run_round(problem, state)
+        worst = max(worst, distance(got, state))
+    return worst
+
+
+def one_round(device: torch.device) -> float:
+    """‖difference‖ / ‖update‖ of the shared model after a round, with fused layers where there are kernels."""
+    (ours,), (plain,) = (problems(where, OWN[:1], momentum=0.0, stragglers=0.0) for where in (device, "cpu"))
+    (got,), (state, _row) = rounds(StackedEngine([ours]), 1), run_round(plain, start(plain))
+    update = state.server.x_P - plain.model.start_P
+    norm = torch.linalg.vector_norm
+    return float(norm(got.server.x_P.cpu() - state.server.x_P) / norm(update))
+
+
+def little_memory(device: torch.device) -> float:
+    """A stack of 400 clients where there is room for fewer: halved until it fits, and the same numbers."""
+    settings: dict[str, Any] = {"clients": 400, "per_round": 400, "partition": "iid", "momentum": 0.0, "epochs": 1}
+    settings |= {"stragglers": 0.0, "batch_size": 32}
+    data = images(400 * 24, shape=(3, 32, 32))
+    config = RunConfig(**SMALL | settings | {"device": str(device)})
+    problem = build(config, data=data)
+    expected = rounds(StackedEngine([problem]), 1)
+    if device.type != "cuda":
+        return distance(rounds(StackedEngine([problem], capacity=100), 1), expected)
+    gc.collect()
+    torch.cuda.empty_cache()
+    held, whole = torch.cuda.memory_reserved(device), torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.set_per_process_memory_fraction((held + (1 << 30)) / whole, device)
+    try:
+        engine = StackedEngine([problem])
+        got = rounds(engine, 1)
+        assert engine.capacity < 400, "there was room for all: the check says nothing"
+        return distance(got[0].server, expected[0].server)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, device)
+
+
+def kept(device: torch.device, place: str) -> float:
+    """What clients keep goes elsewhere and comes back, without a bit changed."""
+    (problem,) = problems(device, OWN[:1], method="scaffold")
+    engine = StackedEngine([problem])
+    expected = rounds(engine, 3)
+    engine._keeper = Keeper(6, device, place=cast(Place, place))
+    got = rounds(engine, 3)
+    if device.type == "cuda":
+        assert all(leaf.device.type == "cpu" for _, leaf in leaves(got[0].kept) if leaf.numel()), "it is on the device"
+    return distance(got, expected)
+
+
+if __name__ == "__main__":
+    main()
