@@ -85,3 +85,9 @@ def test_an_update_of_zero_is_orthogonal_to_all():
 def test_a_negative_steepness_is_refused():
     with pytest.raises(ValueError, match="alpha must be at least 0, not -1"):
         find_method("fedadp:alpha=-1")
+
+
+def test_without_steepness_it_is_fedavg():
+    """alpha = 0: f = 0, all votes are n_u."""
+    method, server = begun("fedadp:alpha=0")
+    assert_close(answer(method, server, FIRST, sizes=(1, 3)).x_P, vector(2 - 0.25, 7 - 0.75))

@@ -51,3 +51,7 @@ def test_values_out_of_range_are_refused(text):
     name, value = text.split("=")
     with pytest.raises(ValueError, match=f"{name} must be .* not {value}"):
         find_method(f"fedavgm:{text}")
+
+
+def test_without_momentum_every_step_is_the_update():
+    assert path("fedavgm:beta=0", 1.0, 1.0, 0.0) == [-1, -2, -2]

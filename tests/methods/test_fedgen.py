@@ -360,3 +360,7 @@ def test_values_out_of_range_are_refused(text):
     name, value = text.split("=")
     with pytest.raises(ValueError, match=f"{name} must be .* not {value}"):
         find_method(f"fedgen:{text}")
+
+
+def test_the_ends_of_the_ranges_are_taken():
+    assert find_method("fedgen:alpha=0,beta=0,eta=0,generated=1,noise=1,hidden=1,generator_steps=1,decay=1")

@@ -58,3 +58,7 @@ def test_values_out_of_range_are_refused(text):
     name, value = text.split("=")
     with pytest.raises(ValueError, match=f"{name} must be .*, not {value}"):
         find_method(f"fedlc:{text}")
+
+
+def test_without_strength_nothing_is_added():
+    assert_close(offset("fedlc:tau=0", 16.0, 0.0), vector(0.0, 0.0))

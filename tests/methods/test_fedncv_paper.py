@@ -7,6 +7,7 @@ from torch.testing import assert_close
 
 from fedncv.engine.local import train as train_client
 from fedncv.engine.problem import arrivals, start
+from fedncv.methods import find_method
 from fedncv.methods.base import Batch
 
 
@@ -85,3 +86,17 @@ def test_alpha_stays_between_zero_and_one():
     """A step of 2 gamma ||g||^2 = 12.8 would throw 1 - alpha to -5.9."""
     problem = quadratics("fedncv-paper:gamma=0.1,sampling=uniform", a=(2, 2), b=(1, 1), sizes=[4, 4], steps=1)
     assert train(problem).server.alpha_N.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("text", ["alpha=-0.1", "alpha=1.1", "gamma=-1"])
+def test_values_out_of_range_are_refused(text):
+    name, value = text.split("=")
+    with pytest.raises(ValueError, match=f"{name} must be .*, not {value}"):
+        find_method(f"fedncv-paper:{text}")
+
+
+@pytest.mark.parametrize("alpha", [0, 0.5, 1])
+def test_without_a_step_alpha_stays_where_it_began(alpha):
+    """Also at the ends of its range."""
+    problem = quadratics(f"fedncv-paper:alpha={alpha},gamma=0", a=(2, 2), b=(1, 1), sizes=[4, 4], steps=1)
+    assert train(problem).server.alpha_N.tolist() == [alpha, alpha]

@@ -29,3 +29,8 @@ def test_rests_where_the_pulled_updates_cancel(mu):
 def test_a_push_away_is_refused():
     with pytest.raises(ValueError, match="mu must be at least 0, not -1"):
         find_method("fedprox:mu=-1")
+
+
+def test_without_a_pull_two_steps_are_gradient_steps():
+    """a = 4, b = 1: y - 1 shrinks by 0.8 a step."""
+    assert_close(train(quadratics("fedprox:mu=0", a=(4.0,), b=(1.0,), steps=2)).server.x_P, vector(1 + 4 * 0.8**2))

@@ -145,3 +145,9 @@ def test_start_is_the_initial_model_for_all():
 def test_a_share_out_of_range_is_refused(value):
     with pytest.raises(ValueError, match=f"warm_up must be from 0 to 1, not {value}"):
         find_method(f"pfedsim:warm_up={value}")
+
+
+def test_with_every_round_warm_it_never_mixes():
+    problem = tiny("pfedsim:warm_up=1", rounds=3)
+    assert train(problem, rounds=2).server.warm
+    assert not train(problem, rounds=3).server.warm  # three of three are over

@@ -1,11 +1,12 @@
 """Switches for every shared method: the label prior and server momentum."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from federations import everyone, quadratics, tiny, train
+from federations import everyone, quadratics, tiny, train, vector
 from torch import nn
 from torch.testing import assert_close
 
@@ -13,7 +14,9 @@ from fedncv.engine import evaluate
 from fedncv.engine.local import train as train_client
 from fedncv.engine.problem import arrivals, start
 from fedncv.methods import find_method
-from fedncv.methods.switches.label_prior import log_prior
+from fedncv.methods.fedavg import fedavg
+from fedncv.methods.switches.label_prior import Config as PriorConfig
+from fedncv.methods.switches.label_prior import log_prior, with_prior
 from fedncv.tree import leaves
 
 
@@ -123,3 +126,23 @@ def test_a_switch_counts_once(text):
 def test_without_labels_the_prior_is_nothing():
     """A regression has no classes: its outputs must not be shifted."""
     assert torch.equal(log_prior(torch.zeros(4), 1.0) + math.log(4), torch.zeros(4))
+
+
+def test_the_offset_of_predictions_by_hand():
+    """tau log(C pi), C = 3, on top of an offset the method has of its own; 0 where there are no labels."""
+    config = PriorConfig(tau=0.7, epsilon=0.5)
+    own_C = vector(1.0, 2.0, 3.0)
+    bare, shifting = fedavg(), fedavg()._replace(predict=lambda _ask, y_P, _down, _own: (y_P, own_C))
+    ask = SimpleNamespace(client=SimpleNamespace(label_counts_C=vector(3.0, 0.0, 1.0)))
+    expected_C = 0.7 * (3 * vector(3.5, 0.5, 1.5) / 5.5).log()
+    assert_close(with_prior(bare, config).predict(ask, None, None, ())[1], expected_C)
+    assert_close(with_prior(shifting, config).predict(ask, None, None, ())[1], own_C + expected_C)
+    unlabelled = SimpleNamespace(client=SimpleNamespace(label_counts_C=torch.zeros(4)))
+    assert torch.equal(with_prior(bare).predict(unlabelled, None, None, ())[1], torch.zeros(4))
+
+
+@pytest.mark.parametrize("text", ["prior:tau=-1", "prior:epsilon=0", "momentum:beta=1", "momentum:beta=-0.1"])
+def test_knobs_of_switches_out_of_range_are_refused(text):
+    name, value = text.partition(":")[2].split("=")
+    with pytest.raises(ValueError, match=f"{name} must be .*, not {value}"):
+        find_method(f"fedavg+{text}")
