@@ -17,6 +17,7 @@ from study import images, machine, problems
 from torch import nn
 
 from fedncv.engine import stacked_scores
+from fedncv.engine.cpu_fused import fused
 from fedncv.engine.problem import DivergedError, Problem, start
 from fedncv.engine.processes import ProcessesEngine
 from fedncv.engine.sequential import draw
@@ -54,26 +55,41 @@ def report(name: str, samples: int, seconds: float, more: str = "") -> None:
 
 
 def on_cores(made: list[Problem], arguments: argparse.Namespace) -> None:
-    """Processes of ours and of a plain loop in turn, so that a busy machine slows both alike."""
+    """A plain loop, processes and processes with compiled layers in turn, so that a busy machine slows all alike.
+
+    Loads come and go: each turn gives ratios to its own plain loop, and their median is what counts.
+    """
     began = time.perf_counter()
+    compiled = ProcessesEngine([fused(problem) for problem in made])
     states = [start(problem) for problem in made]
-    with ProcessesEngine(made) as engine:
-        engine.run_rounds(states, [draw(problem, 0)._replace(shares=[1e-9] * arguments.per_round) for problem in made])
-        print(f"start-up: {time.perf_counter() - began:.1f} s")
-        ours, theirs = np.zeros(2), np.zeros(2)
-        for _ in range(arguments.rounds):
-            if arguments.plain:
-                theirs += plain_processes(made[0], seconds=5.0)
-            began, before = time.perf_counter(), sum(state.totals.samples for state in states)
-            states = [settled(each) for each in engine.run_rounds(states)]
-            ours += (sum(state.totals.samples for state in states) - before, time.perf_counter() - began)
-    if arguments.plain:
-        report("plain loop, 2 processes", int(theirs[0]), theirs[1])
-    report(f"processes, {arguments.seeds} x {arguments.per_round}", int(ours[0]), ours[1])
+    compiled.run_rounds(states, [draw(problem, 0)._replace(shares=[1e-9] * arguments.per_round) for problem in made])
+    print(f"start-up, compiler included unless it has been here before: {time.perf_counter() - began:.1f} s")
+    engines = {"compiled": compiled, "processes": ProcessesEngine(made)}
+    rates: dict[str, list[float]] = {name: [] for name in ("plain loop", *engines)}
+    for turn in range(arguments.rounds):
+        if arguments.plain:
+            rates["plain loop"].append(plain_processes(made[0], seconds=4.0))
+        for name, engine in engines.items():
+            began = time.perf_counter()
+            after = [settled(each) for each in engine.run_rounds(states)]
+            samples = sum(state.totals.samples for state in after) - sum(state.totals.samples for state in states)
+            rates[name].append(samples / (time.perf_counter() - began))
+        states = after  # the next round, the same for both
+        print(f"turn {turn + 1}: " + ", ".join(f"{name} {each[-1]:,.0f}" for name, each in rates.items() if each))
+    for engine in engines.values():
+        engine.close()
+    for name, each in rates.items():
+        if each:
+            ratios = np.divide(each, rates["plain loop"] or np.nan)
+            low, middle, high = np.quantile(ratios, (0.25, 0.5, 0.75))
+            print(
+                f"{name:12s} median {np.median(each):8,.0f} samples/s, {middle:.2f} times the plain loop of the same "
+                f"turn (middle half of {len(each)} turns: {low:.2f} to {high:.2f})"
+            )
 
 
-def plain_processes(problem: Problem, *, seconds: float) -> tuple[int, float]:
-    """The plain loop in two processes, each with clients of its own."""
+def plain_processes(problem: Problem, *, seconds: float) -> float:
+    """Samples/s of the plain loop in two processes; nobody waits for the other, and nothing is averaged."""
     context = multiprocessing.get_context("fork")
     queue = context.SimpleQueue()
 
@@ -87,7 +103,7 @@ def plain_processes(problem: Problem, *, seconds: float) -> tuple[int, float]:
     results = [queue.get() for _ in workers]
     for worker in workers:
         worker.join()
-    return sum(samples for samples, _ in results), max(spent for _, spent in results)
+    return float(sum(samples / spent for samples, spent in results))
 
 
 def wait(device: torch.device) -> None:
