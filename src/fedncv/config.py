@@ -71,6 +71,8 @@ class Settings:
     """Measure the gradients' variance at the model: every=10, so many rounds; empty: never (docs/variance.md)."""
     checkpoint_every: int = 10
     """Save the state every so many rounds, and at the end; at least 1."""
+    rows: Literal["auto", "memory", "disk"] = "auto"
+    """Where what is remembered of each client lies; auto: on disk if that of all would crowd the memory."""
     diverged: Literal["stop", "skip"] = "stop"
     """A client whose update is not finite: stop and name it, or leave its reply out and count it."""
     dtype: Literal["float32", "float64"] = "float32"

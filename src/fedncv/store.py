@@ -4,9 +4,11 @@
     metrics.jsonl       one row a round, append-only, without a clock: equal runs give equal bytes
     timing.jsonl        the clocks
     state.safetensors   the latest checkpoint: written beside, flushed, renamed; no pickle is ever loaded
+    rows-*.bin          rows of clients, where they are kept on disk; the checkpoint says which of them are its own
 
 A checkpoint knows how long metrics.jsonl was when it was written. Resuming cuts the file back to that and
-goes on, so a resumed run ends with the same bytes as one that was never stopped.
+goes on, so a resumed run ends with the same bytes as one that was never stopped. (But for rows-*.bin: equal
+checkpoints stand for equal rows, not for equal places.)
 """
 
 import fcntl
@@ -14,9 +16,9 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -26,6 +28,7 @@ from torch import Tensor
 from fedncv.config import RunConfig, write_toml
 from fedncv.engine.problem import Problem, State, keeps, start
 from fedncv.results import CONFIG, LOCK, METRICS, MODEL, STATE, TIMING, is_run
+from fedncv.rows import NAME, RowFile, Rows, all_rows
 from fedncv.tree import leaves, row, stack, tree_map
 
 
@@ -106,6 +109,8 @@ def create(folder: Path, config: RunConfig, *, overwrite: bool = False) -> None:
         hold(folder)
         for name in (STATE, METRICS, TIMING, MODEL):  # the config is replaced below: it stays a run all the while
             (folder / name).unlink(missing_ok=True)
+        for path in folder.glob(_rows_name("*")):
+            path.unlink(missing_ok=True)
     elif folder.exists() and any(path.name not in (CONFIG + ".new", LOCK) for path in folder.iterdir()):
         raise ValueError(f"{folder} exists and is not a run; choose another --out")
     try:
@@ -141,6 +146,9 @@ class Journal:
         hold(folder)
         self._folder, self._config = folder, config
         self._complete = (state, _size(folder / METRICS))
+        self._saved = state  # held, so that the rows of the checkpoint on disk are not replaced
+        for path, rows in all_rows(state):
+            rows.file.place(folder / _rows_name(path))
 
     def append(self, state: State, row: dict[str, Any], timing: dict[str, Any]) -> None:
         """The row of the round that led to ``state``."""
@@ -156,6 +164,8 @@ class Journal:
             with metrics.open("r+b") as file:
                 file.truncate(length)
                 os.fsync(file.fileno())
+        for _, rows in all_rows(state):
+            rows.file.sync()
         tensors, numbers = _flatten({"state": _packed(state)})
         header = {
             "numbers": numbers,
@@ -164,11 +174,16 @@ class Journal:
             "check": _checksum(tensors),
         }
         write_atomically(self._folder / STATE, save(tensors, {"fedncv": json.dumps(header)}), name="state")
+        self._saved = state
 
     def fail(self, reason: str) -> None:
         """Keep what is good, and say in the metrics why there is no more; resuming cuts that line off."""
         self.checkpoint()
         append(self._folder, METRICS, {"round": self._complete[0].round + 1, "failed": reason})
+
+
+def _rows_name(path: str) -> str:
+    return f"rows-{path}.bin"
 
 
 def _size(path: Path) -> int:
@@ -188,7 +203,7 @@ def load_state(folder: Path, problem: Problem) -> State:
         raise ValueError(f"{metrics} has lost rows that {path.name} stands for; restore it, or repeat with --overwrite")
     if metrics.exists():
         os.truncate(metrics, header["metrics_bytes"])
-    return _restore(problem, tensors, header["numbers"])
+    return _restore(problem, folder, tensors, header["numbers"])
 
 
 def read_state(folder: Path, problem: Problem) -> State:
@@ -197,12 +212,12 @@ def read_state(folder: Path, problem: Problem) -> State:
         raise ValueError(f"{folder} has no {STATE} yet; `fedncv resume {folder}` trains it")
     tensors, header = _read(folder / STATE)
     _check_config(folder, header, problem)
-    return _restore(problem, tensors, header["numbers"])
+    return _restore(problem, folder, tensors, header["numbers"])
 
 
 def _check_config(folder: Path, header: dict[str, Any], problem: Problem) -> None:
-    """A GPU's run may be read where there is none, and probes change no state; all else must be as it was trained."""
-    neutral = re.compile(r"(?m)^(device|probe) = .*\n")
+    """A run may be read where there is no GPU or less memory, and probes change nothing; all else must be as it was."""
+    neutral = re.compile(r"(?m)^(device|probe|rows) = .*\n")
     ours, theirs = (neutral.sub("", text) for text in (write_toml(problem.config), header["config"]))
     if ours != theirs:
         raise ValueError(
@@ -234,8 +249,16 @@ def _checksum(tensors: dict[str, Tensor]) -> int:
 
 
 def _packed(tree: Any) -> Any:
-    """The tree with every dictionary of clients stacked, so that it is a few tensors and not thousands."""
-    if isinstance(tree, dict):
+    """The tree with every dictionary of clients stacked, so that it is a few tensors and not thousands.
+
+    Of rows in a file it has their names alone.
+    """
+    if isinstance(tree, Rows) and tree:
+        clients = sorted(tree)
+        names = torch.frombuffer(bytearray(b"".join(tree.slots[u].name for u in clients)), dtype=torch.uint8)
+        ids = torch.tensor(clients, dtype=torch.int64)
+        return {"ids": ids, "names": names.view(-1, NAME), "form": tree.file.form}
+    if isinstance(tree, Mapping):
         clients = sorted(tree)
         ids = torch.tensor(clients, dtype=torch.int64)
         return {"ids": ids, "rows": stack([tree[u] for u in clients])} if clients else {"ids": ids}
@@ -255,31 +278,66 @@ def _flatten(tree: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, numbers
 
 
-def _fill(template: Any, path: str, tensors: dict[str, Tensor], numbers: dict[str, Any], device: torch.device) -> Any:
+class _Stored(NamedTuple):
+    """A checkpoint's content, and where its rows are."""
+
+    folder: Path
+    tensors: dict[str, Tensor]
+    numbers: dict[str, Any]
+    device: torch.device
+
+
+def _fill(template: Any, path: str, stored: _Stored) -> Any:
     """The tree of the template's form with the stored leaves; a dictionary of clients has those it was stored with."""
     if isinstance(template, Tensor):
-        return tensors[path].to(template.device)
-    if isinstance(template, dict):
-        ids = tensors[f"{path}.ids"].tolist()
-        if not ids:
-            return {}
-        like = next(iter(template.values()), torch.empty(0, device=device))  # rows of memory, unless it says otherwise
-        rows = _fill(like, f"{path}.rows", tensors, numbers, device)
-        return {u: tree_map(torch.clone, row(rows, i)) for i, u in enumerate(ids)}
+        return stored.tensors[path].to(template.device)
+    if isinstance(template, Rows | dict):
+        return _fill_rows(template, path, stored)
     if isinstance(template, tuple):
         names: Iterable[Any] = getattr(template, "_fields", range(len(template)))
-        parts = [
-            _fill(part, f"{path}.{name}", tensors, numbers, device) for name, part in zip(names, template, strict=True)
-        ]
+        parts = [_fill(part, f"{path}.{name}", stored) for name, part in zip(names, template, strict=True)]
         return type(template)(*parts) if hasattr(template, "_fields") else tuple(parts)
-    return numbers[path]
+    return stored.numbers[path]
 
 
-def _restore(problem: Problem, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> State:
-    fresh = start(problem)
-    template = fresh._replace(kept={0: keeps(problem.at(0), fresh, 0)})
+def _fill_rows(template: Any, path: str, stored: _Stored) -> Any:
+    ids = stored.tensors[f"{path}.ids"].tolist()
+    if not ids:
+        return template if isinstance(template, Rows) else {}
+    like = template.file.like if isinstance(template, Rows) else next(iter(template.values()), None)
+    like = torch.empty(0, device=stored.device) if like is None else like  # rows of memory, unless it says otherwise
+    if f"{path}.names" in stored.tensors:
+        return _find_rows(like, path, ids, stored)
+    rows = _fill(like, f"{path}.rows", stored)
+    return {u: tree_map(torch.clone, row(rows, i)) for i, u in enumerate(ids)}
+
+
+def _find_rows(like: Any, path: str, ids: list[int], stored: _Stored) -> Rows:
+    """The rows that the checkpoint names, in their file."""
+    names = [bytes(name.tolist()) for name in stored.tensors[f"{path}.names"]]
+    file = RowFile(stored.device, like=like, form=stored.numbers[f"{path}.form"])
+    place = stored.folder / _rows_name(path.removeprefix("state."))
+    file.place(place)
+    remedy = "restore it, or repeat with --overwrite"
     try:
-        state = _fill(template, "state", tensors, numbers, problem.model.start_P.device)
+        slots = file.find(names)
+    except OSError as error:
+        raise ValueError(f"cannot read {place}: {error.strerror}; {remedy}") from None
+    for u, name in zip(ids, names, strict=True):
+        if name not in slots:
+            raise ValueError(f"{place} has lost the row of client {u} that {STATE} stands for; {remedy}")
+    return Rows(file, {u: slots[name] for u, name in zip(ids, names, strict=True)})
+
+
+def _restore(problem: Problem, folder: Path, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> State:
+    template = start(problem)
+    kept = keeps(problem.at(0), template, 0)
+    if isinstance(template.kept, Rows):
+        template.kept.file.like = kept
+    else:
+        template = template._replace(kept={0: kept})
+    try:
+        state = _fill(template, "state", _Stored(folder, tensors, numbers, problem.model.start_P.device))
     except KeyError as error:
         raise ValueError(f"the checkpoint has no {error}: another version of fedncv wrote it; repeat the run") from None
     assert isinstance(state, State)

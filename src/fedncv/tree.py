@@ -1,10 +1,10 @@
-"""Trees: tensors, or tuples, NamedTuples and dictionaries of trees; other leaves pass through untouched.
+"""Trees: tensors, or tuples, NamedTuples and mappings of trees; other leaves pass through untouched.
 
 Messages and states are trees, so that a method can give its parts names and an engine can stack, slice,
 count and store them without knowing what they are.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -18,11 +18,11 @@ def tree_map(function: Callable[..., Any], *trees: Tree) -> Tree:
     first = trees[0]
     if isinstance(first, Tensor):
         return function(*trees)
-    if isinstance(first, dict):
-        return {key: tree_map(function, *(tree[key] for tree in trees)) for key in first}
     if isinstance(first, tuple):
         parts = [tree_map(function, *parts) for parts in zip(*trees, strict=True)]
         return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
+    if isinstance(first, Mapping):
+        return {key: tree_map(function, *(tree[key] for tree in trees)) for key in first}
     return first
 
 
@@ -38,10 +38,11 @@ def row(tree: Tree, i: int) -> Tree:
 
 def leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, Any]]:
     """(path, leaf) for every leaf, with the names of fields in the path."""
-    if isinstance(tree, dict):
-        items = list(tree.items())
-    elif isinstance(tree, tuple):
-        items = list(zip(getattr(tree, "_fields", range(len(tree))), tree, strict=True))
+    items: Iterable[tuple[Any, Any]]
+    if isinstance(tree, tuple):
+        items = zip(getattr(tree, "_fields", range(len(tree))), tree, strict=True)
+    elif isinstance(tree, Mapping):
+        items = tree.items()
     else:
         yield path, tree
         return

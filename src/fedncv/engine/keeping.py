@@ -20,10 +20,16 @@ SHARE_OF_DEVICE, SHARE_OF_HOST = 0.25, 0.5
 
 def choose(bytes_in_all: int, device: torch.device) -> Place:
     """The fastest place that leaves room for everything else."""
-    if device.type == "cuda" and bytes_in_all < SHARE_OF_DEVICE * torch.cuda.mem_get_info(device)[1]:
+    if device.type == "cuda" and bytes_in_all < room(device):
         return "device"
-    host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return "host" if bytes_in_all < SHARE_OF_HOST * host else "file"
+    return "host" if bytes_in_all < room(torch.device("cpu")) else "file"
+
+
+def room(device: torch.device) -> float:
+    """Bytes of the device's memory that clients who are not in the round may take."""
+    if device.type == "cuda":
+        return SHARE_OF_DEVICE * torch.cuda.mem_get_info(device)[1]
+    return SHARE_OF_HOST * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 class Keeper:

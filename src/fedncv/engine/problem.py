@@ -10,14 +10,18 @@ from torch import Tensor
 from fedncv.config import RunConfig
 from fedncv.data import STREAMS, Clients, Dataset, Stream, divide, load, split
 from fedncv.engine import sampling
+from fedncv.engine.keeping import room
 from fedncv.flat import Factory, Model
 from fedncv.keys import key_for
 from fedncv.methods import find_method
 from fedncv.methods.base import Ask, BufferRule, Client, Federation, Method, for_all
 from fedncv.models import find_model
+from fedncv.rows import AnyRows, rows_for
 from fedncv.spec import parse
 from fedncv.tasks import Task, find_task
 from fedncv.tree import num_bytes, row
+
+MESSAGE_BYTES = 1 << 28  # of messages of a model's size, made at a time where all clients are asked
 
 
 class Problem(NamedTuple):
@@ -102,7 +106,7 @@ class State(NamedTuple):
     round: int  # rounds finished
     server: Any
     buffers: Any  # running statistics at the server: a vector, or what the method's rule keeps
-    kept: dict[int, Kept]  # clients that have taken part; all others are as `init_own` makes them
+    kept: AnyRows  # a Kept of each of the clients that have taken part; all others are as `init_own` makes them
     totals: Totals = Totals()
 
 
@@ -188,13 +192,20 @@ def start(problem: Problem) -> State:
     problem = problem.at(0)
     rule, model = problem.buffer_rule, problem.model
     buffers = rule.init(model.start_R, problem.federation) if isinstance(rule, BufferRule) else model.start_R
-    return State(0, problem.method.init(model.start_P, problem.federation), buffers, {})
+    state = State(0, problem.method.init(model.start_P, problem.federation), buffers, {})
+    if problem.config.rows == "memory":
+        return state
+    device, num_clients = model.start_P.device, problem.federation.num_clients
+    in_memory = room(device) if problem.config.rows == "auto" else 0.0
+    placed: State = rows_for(state, room=in_memory, num_clients=num_clients, device=device)
+    return placed
 
 
 def keeps(problem: Problem, state: State, u: int) -> Kept:
     """What client u keeps, made now if it never took part."""
     if u in state.kept:
-        return state.kept[u]
+        kept: Kept = state.kept[u]
+        return kept
     personal = problem.buffer_rule == "personal"
     buffers_R = problem.model.start_R if personal else problem.model.start_R[:0]
     ask = problem.ask(u, problem.model.start_R, round=0)
@@ -217,12 +228,13 @@ class Arrival(NamedTuple):
 
 def arrivals(problem: Problem, state: State, ids: sampling.Ids) -> Iterator[Arrival]:
     """The server's messages to these clients, each beside what the client has kept."""
-    if not len(ids):
-        return
-    down_S, b_SR = messages(problem, state, ids)
-    for i, u in enumerate(ids.tolist()):
-        kept = keeps(problem, state, u)
-        yield Arrival(u, row(down_S, i), kept.buffers_R if problem.buffer_rule == "personal" else b_SR[i], kept)
+    at_once = max(1, MESSAGE_BYTES // num_bytes(problem.model.start_P))
+    for k in range(0, len(ids), at_once):
+        some = ids[k : k + at_once]
+        down_S, b_SR = messages(problem, state, some)
+        for i, u in enumerate(some.tolist()):
+            kept = keeps(problem, state, u)
+            yield Arrival(u, row(down_S, i), kept.buffers_R if problem.buffer_rule == "personal" else b_SR[i], kept)
 
 
 def messages(problem: Problem, state: State, ids: sampling.Ids) -> tuple[Any, Tensor]:

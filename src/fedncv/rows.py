@@ -1,0 +1,241 @@
+"""Rows: a tree of tensors for every client seen, in memory or in a file, as a value that is never changed.
+
+    rows | {u: row, …}      new rows beside the old ones, which stay as they were
+    rows[u], rows.get(u, default), u in rows
+
+In memory that is a plain dictionary. ``Rows`` is the same in a file: a round reads and writes the rows of its own
+clients, the others lie on the disk, and what memory holds of each is its name and its place. (Names and places are
+copied with every ``|``, as a dictionary copies its pointers.)
+
+A row is written once, under a name made from its content, and read again only if it still is what its name says. Its
+place is free when no value holds it any more. A checkpoint holds names alone: it writes no row, equal runs write equal
+checkpoints wherever their rows lie, and as long as somebody holds the state it was made from, its rows stay.
+
+The file is read and written, not mapped: the kernel's cache does what a mapping would, and a full disk is an error
+instead of a signal.
+"""
+
+import hashlib
+import heapq
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedncv.tree import Tree, leaves, num_bytes, tree_map
+
+NAME = 16  # bytes of a row's name, before the row
+
+
+def write_point(name: str) -> None:
+    """A moment at which dying would hurt most. Tests put a SIGKILL here."""
+
+
+class Slot:
+    """A place in the file that holds a row as long as somebody holds this."""
+
+    __slots__ = ("_file", "name", "number")
+
+    def __init__(self, file: "RowFile", number: int, name: bytes) -> None:
+        self._file, self.number, self.name = file, number, name
+
+    def __del__(self, free: Any = heapq.heappush) -> None:  # at the end of a process modules may be gone
+        free(self._file.free, self.number)
+
+
+class RowFile:
+    """Rows of one form, each in a slot behind its name. Without a path it is a temporary file without one."""
+
+    def __init__(self, device: torch.device, *, like: Tree = None, form: list[Any] | None = None) -> None:
+        self.device = device
+        self.like = torch.empty(0, device=device) if like is None else like
+        """A row's structure: its tensors' values, types and shapes do not matter."""
+        self.form = form
+        """[type, shape] of every tensor of a row; known from the first one on."""
+        self.free: list[int] = []
+        self.path: Path | None = None
+        self._descriptor, self._writable = -1, False
+        self._end = 0  # slots, free ones included
+        self._written = False
+
+    def __del__(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+
+    def place(self, path: Path) -> None:
+        """Where the file shall be; before the first row."""
+        if self.path != path:
+            assert self._descriptor < 0, "rows are in another file already"
+            self.path = path
+
+    def write(self, row: Tree) -> Slot:
+        form = [[str(leaf.dtype).removeprefix("torch."), list(leaf.shape)] for _, leaf in leaves(row)]
+        if self.form is None:
+            self.form, self.like = form, tree_map(lambda leaf: leaf.new_empty(0), row)
+        assert form == self.form, f"rows of one form: {self.form}, not {form}"
+        self._open(os.O_RDWR | os.O_CREAT)
+        data = b"".join(_bytes(leaf) for _, leaf in leaves(row))
+        number = heapq.heappop(self.free) if self.free else self._end
+        self._end = max(self._end, number + 1)
+        slot = Slot(self, number, _name(data))
+        write_point("rows: before a row")
+        self._put(data[: len(data) // 2], number, NAME)
+        write_point("rows: half a row")
+        self._put(data[len(data) // 2 :], number, NAME + len(data) // 2)
+        write_point("rows: a row under the name of an old one")
+        self._put(slot.name, number, 0)
+        write_point("rows: a row")
+        self._written = True
+        return slot
+
+    def read(self, slot: Slot) -> Tree:
+        data = self._get(slot.number)
+        if _name(data) != slot.name:
+            raise ValueError(f"{self.path or 'the file of rows'} is damaged, or another run has written to it")
+        tensors = iter(_tensors(data, self.form or [], self.device))
+        return tree_map(lambda _: next(tensors), self.like)
+
+    def find(self, names: list[bytes]) -> dict[bytes, Slot]:
+        """The slots of these rows, each read or at least seen; all others are free."""
+        self._open(os.O_RDONLY)
+        self._end = os.fstat(self._descriptor).st_size // self._stride
+        wanted: dict[bytes, list[int]] = {name: [] for name in names}
+        for number in range(self._end):
+            wanted.get(os.pread(self._descriptor, NAME, number * self._stride), []).append(number)
+        slots = {}
+        for name, numbers in wanted.items():
+            if len(numbers) > 1:  # one may be what a killed run left half written
+                numbers = [number for number in numbers if _name(self._get(number)) == name]
+            if numbers:
+                slots[name] = Slot(self, numbers[0], name)
+        self.free = sorted(set(range(self._end)) - {slot.number for slot in slots.values()})
+        return slots
+
+    def sync(self) -> None:
+        """What was written is on the disk when this returns."""
+        if self._written:
+            os.fsync(self._descriptor)
+            self._written = False
+
+    @property
+    def _stride(self) -> int:
+        sizes = [_size(dtype) * torch.Size(shape).numel() for dtype, shape in self.form or []]
+        return NAME + sum(sizes)
+
+    def _open(self, flags: int) -> None:
+        """Once; again where it was opened to be read and is now written to."""
+        if self._descriptor >= 0 and (flags == os.O_RDONLY or self._writable):
+            return
+        if self.path is None:
+            with tempfile.TemporaryFile(prefix="fedncv-") as file:
+                self._descriptor = os.dup(file.fileno())
+        else:
+            descriptor = os.open(self.path, flags, 0o644)
+            if self._descriptor >= 0:
+                os.close(self._descriptor)
+            self._descriptor = descriptor
+        self._writable = flags != os.O_RDONLY
+
+    def _put(self, data: bytes, number: int, offset: int) -> None:
+        done = 0
+        while done < len(data):
+            try:
+                done += os.pwrite(self._descriptor, data[done:], number * self._stride + offset + done)
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, str(self.path or "the file of rows")) from None
+
+    def _get(self, number: int) -> bytes:
+        return os.pread(self._descriptor, self._stride - NAME, number * self._stride + NAME)
+
+
+class Rows(Mapping[int, Any]):
+    """Rows in a file. Empty, it takes them in memory all the same if there is ``room`` for those of all clients."""
+
+    def __init__(
+        self, file: RowFile, slots: dict[int, Slot] | None = None, *, room: float = 0.0, num_clients: int = 1
+    ) -> None:
+        self.file = file
+        self.slots = slots or {}
+        self._room, self._num_clients = room, num_clients
+
+    def __or__(self, new: Mapping[int, Any]) -> "Rows | dict[int, Any]":
+        if not new:
+            return self
+        if not self.slots:
+            size = num_bytes(next(iter(new.values())))
+            if size * self._num_clients <= self._room:
+                return dict(new)
+        return Rows(self.file, self.slots | {u: self.file.write(row) for u, row in new.items()})
+
+    def __getitem__(self, u: int) -> Any:
+        return self.file.read(self.slots[u])
+
+    def __contains__(self, u: object) -> bool:
+        return u in self.slots
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.slots)
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+
+AnyRows = Rows | dict[int, Any]
+
+
+def rows_for(tree: Tree, *, room: float, num_clients: int, device: torch.device) -> Tree:
+    """The tree with ``Rows`` for each of its empty dictionaries of clients, which share the ``room`` in memory."""
+    share = room / max(1, _num_dictionaries(tree))
+
+    def made(part: Tree) -> Tree:
+        if isinstance(part, dict) and not part:
+            return Rows(RowFile(device), room=share, num_clients=num_clients)
+        if isinstance(part, tuple):
+            parts = [made(each) for each in part]
+            return type(part)(*parts) if hasattr(part, "_fields") else tuple(parts)
+        return part
+
+    return made(tree)
+
+
+def all_rows(tree: Tree, path: str = "") -> Iterator[tuple[str, Rows]]:
+    """(path, rows) for all rows of the tree that are in files, or may be."""
+    if isinstance(tree, Rows):
+        yield path, tree
+    elif isinstance(tree, tuple):
+        names = getattr(tree, "_fields", range(len(tree)))
+        for name, part in zip(names, tree, strict=True):
+            yield from all_rows(part, f"{path}.{name}" if path else str(name))
+
+
+def _num_dictionaries(tree: Tree) -> int:
+    if isinstance(tree, tuple):
+        return sum(_num_dictionaries(part) for part in tree)
+    return int(isinstance(tree, dict))
+
+
+def _name(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=NAME).digest()
+
+
+def _bytes(leaf: Tensor) -> bytes:
+    return leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def _size(dtype: str) -> int:
+    return torch.empty(0, dtype=getattr(torch, dtype)).element_size()
+
+
+def _tensors(data: bytes, form: list[Any], device: torch.device) -> Iterator[Tensor]:
+    at = 0
+    for name, shape in form:
+        end = at + _size(name) * torch.Size(shape).numel()
+        leaf = torch.empty(shape, dtype=getattr(torch, name))
+        if end > at:
+            leaf = torch.frombuffer(bytearray(data[at:end]), dtype=leaf.dtype).reshape(shape)
+        at = end
+        yield leaf.to(device)

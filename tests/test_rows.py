@@ -1,0 +1,315 @@
+"""Rows in a file: values like any other, the digits of rows in memory, O(m) a round, and no death that hurts."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+from federations import tiny, train
+
+import fedncv
+from fedncv import rows as rows_module
+from fedncv import store
+from fedncv.engine.problem import build, start
+from fedncv.engine.sequential import run_round
+from fedncv.engine.stacked import StackedEngine
+from fedncv.results import read_run
+from fedncv.rows import NAME, RowFile, Rows, all_rows, rows_for
+from fedncv.tree import leaves
+
+CPU = torch.device("cpu")
+QUICK = {"model": "mlp", "clients": 8, "per_round": 3, "rounds": 5, "epochs": 1, "checkpoint_every": 2}
+
+
+def on_disk():
+    return Rows(RowFile(CPU))
+
+
+def same(tree, other):
+    ours, theirs = dict(leaves(tree)), dict(leaves(other))
+    assert ours.keys() == theirs.keys()
+    for path, a in ours.items():
+        assert torch.equal(a, theirs[path]) if isinstance(a, torch.Tensor) else a == theirs[path], path
+
+
+# ---- values --------------------------------------------------------------------------------------------
+
+
+def test_rows_are_values_that_nothing_changes():
+    first = on_disk() | {3: torch.tensor([1.0, -0.0]), 1: torch.tensor([2.0, float("inf")])}
+    second = first | {3: torch.tensor([5.0, 6.0]), 7: torch.tensor([7.0, 8.0])}
+    assert first[3].tolist() == [1.0, 0.0]
+    assert str(first[3][1]) == "tensor(-0.)"
+    assert second[3].tolist() == [5.0, 6.0]
+    assert list(second) == [3, 1, 7]
+    assert len(first) == 2
+    assert 7 in second
+    assert 7 not in first
+    assert first.get(7) is None
+    assert second | {} is second
+    with pytest.raises(KeyError):
+        first[7]
+
+
+class Pair(NamedTuple):
+    a: torch.Tensor
+    b: tuple
+
+
+def test_a_row_may_be_any_tree_of_tensors():
+    row = Pair(
+        torch.arange(3, dtype=torch.float32),
+        (torch.tensor(4, dtype=torch.int64), torch.zeros(0, 2), torch.ones(2, 2).double()),
+    )
+    stored = (on_disk() | {5: row})[5]
+    assert isinstance(stored, Pair)
+    same(stored, row)
+    assert [leaf.dtype for _, leaf in leaves(stored)] == [leaf.dtype for _, leaf in leaves(row)]
+    assert stored.b[1].shape == (0, 2)
+
+
+def test_a_place_is_free_when_nobody_holds_its_row():
+    """Three clients, 100 new rows for each: at most six at a time are held, the old three and the new three."""
+    rows = on_disk()
+    for k in range(100):
+        rows = rows | {u: torch.tensor([float(k), float(u)]) for u in range(3)}
+    assert rows.file._end <= 6
+    held = rows | {0: torch.tensor([-1.0, -1.0])}
+    del rows
+    assert [float(held[u][0]) for u in range(3)] == [-1.0, 99.0, 99.0]
+
+
+def test_equal_rows_of_two_clients_are_freed_once(tmp_path):
+    file = RowFile(CPU)
+    file.place(tmp_path / "rows.bin")
+    zero = torch.zeros(4)
+    rows = Rows(file) | {0: zero, 1: zero, 2: zero + 1}
+    found = RowFile(CPU, form=file.form)
+    found.place(tmp_path / "rows.bin")
+    slots = found.find([rows.slots[u].name for u in range(3)])
+    again = Rows(found, {u: slots[rows.slots[u].name] for u in range(3)})
+    changed = again | {0: zero + 5}
+    del again
+    changed = changed | {3: zero + 6, 4: zero + 7}
+    assert [float(changed[u][0]) for u in range(5)] == [5, 0, 1, 6, 7]
+
+
+def test_rows_that_fit_stay_in_memory():
+    tree = ({}, (torch.zeros(2), {}))
+    for room, kind in ((2 * 10 * 16, dict), (2 * 10 * 16 - 1, Rows)):  # two of 10 clients' rows of 16 bytes
+        made = rows_for(tree, room=room, num_clients=10, device=CPU)
+        assert type(made[0] | {3: torch.zeros(2).double()}) is kind
+    assert type(made[0] | {3: ()}) is dict  # nothing to keep
+
+
+# ---- the same digits, O(m) a round ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["fedncv:personal=head", "scaffold"])
+@pytest.mark.parametrize("stacked", [False, True])
+def test_where_rows_lie_changes_no_digit(method, stacked):
+    states = []
+    for place in ("memory", "disk"):
+        problem = tiny(method, per_round=2, rows=place)
+        state = start(problem)
+        engine = StackedEngine([problem]) if stacked else None
+        for _ in range(4):
+            state = engine.run_rounds([state])[0][0] if engine else run_round(problem, state)[0]
+        states.append(state)
+    same(states[0], states[1])
+    in_files = {path for path, _ in all_rows(states[1])}
+    assert in_files == ({"kept"} if method == "scaffold" else {"server.h", "server.c", "server.alpha", "kept"})
+
+
+class Counted:
+    """Bytes that the file of rows reads and writes."""
+
+    def __init__(self, monkeypatch):
+        self.read = self.written = 0
+        pread, pwrite = os.pread, os.pwrite
+
+        def counted_read(descriptor, size, offset):
+            self.read += size
+            return pread(descriptor, size, offset)
+
+        def counted_write(descriptor, data, offset):
+            self.written += len(data)
+            return pwrite(descriptor, data, offset)
+
+        monkeypatch.setattr(rows_module.os, "pread", counted_read)
+        monkeypatch.setattr(rows_module.os, "pwrite", counted_write)
+
+
+def test_a_round_reads_and_writes_the_rows_of_its_own_clients(monkeypatch):
+    """Two replies: h, c and alpha of two clients are written, whether 6 or 60 clients were seen before."""
+    counts = {}
+    for n in (6, 60):
+        problem = tiny("fedncv", sizes=(8,) * n, per_round=2, rows="disk")
+        state = train(problem, ids=list(range(n)))
+        with monkeypatch.context() as patch:
+            counting = Counted(patch)
+            train(problem, ids=[0, 1], state=state)
+            counts[n] = (counting.read, counting.written)
+    size = len(problem.model.start_P) * 8
+    assert counts[6] == counts[60]
+    assert counts[60][1] == 2 * (2 * (NAME + size) + NAME + 8)
+    assert 0 < counts[60][0] <= 20 * size
+
+
+def test_a_checkpoint_writes_names_and_no_rows(tmp_path, monkeypatch):
+    """Beside the model and the sums: an id and a name for each client and kind of row."""
+    sizes = {}
+    for n in (6, 60):
+        problem = tiny("fedncv", sizes=(8,) * n, rows="disk")
+        folder = tmp_path / str(n)
+        store.create(folder, problem.config)
+        state = start(problem)
+        journal = store.Journal(folder, problem.config, state)
+        state = train(problem, state=state)
+        journal.append(state, {"round": 1}, {})
+        with monkeypatch.context() as patch:
+            counting = Counted(patch)
+            journal.checkpoint()
+        assert (counting.read, counting.written) == (0, 0)
+        sizes[n] = (folder / "state.safetensors").stat().st_size
+        same(store.read_state(folder, problem), state)
+    per_client = (sizes[60] - sizes[6]) / 54
+    assert per_client < 3 * (8 + NAME) + 8 + 8 + 2  # three kinds of rows, n_u, and the id of its empty `kept`
+
+
+# ---- deaths and damage ---------------------------------------------------------------------------------
+
+
+KILLED = """
+import json, sys, torch
+from dataclasses import replace
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import dying
+from fedncv import rows, store
+torch.set_num_threads(1)
+dying.CONFIG = replace(dying.CONFIG, method="fedncv", rows="disk", rounds=5, checkpoint_every=2)
+rows.write_point = lambda name: store.write_point(name)
+base, points = Path(sys.argv[2]), json.loads(sys.argv[3])
+dying.train(base / "reference")
+
+def tried():
+    for name, visit in points:
+        kill = lambda folder: dying.wait(dying.fork(lambda: (dying.die_at(name, visit), dying.train(folder))))
+        yield name, dying.survive(base / "run", base / "reference", kill)
+
+print(json.dumps(dict(tried() if points else dying.points(base, base / "reference"))))
+"""
+MOMENTS = [
+    f"rows: {moment}" for moment in ("before a row", "half a row", "a row under the name of an old one", "a row")
+]
+
+
+def killed(folder, points):
+    """What became of runs killed at these (write point, visit), or at all of them, and resumed."""
+    command = [sys.executable, "-c", KILLED, Path(__file__).parent, folder, json.dumps(points)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_killed_while_it_writes_rows_a_run_ends_with_the_same_bytes(tmp_path):
+    """Three clients a round have nine rows: the 23rd is written in round 3, after the checkpoint of round 2."""
+    points = [(name, 23) for name in MOMENTS] + [("state: written, not renamed", 2)]
+    assert killed(tmp_path, points) == {name: "equal" for name, _ in points}
+
+
+@pytest.mark.slow
+def test_killed_at_every_write_point_a_run_with_rows_on_disk_ends_with_the_same_bytes(tmp_path):
+    verdicts = killed(tmp_path, [])
+    assert set(MOMENTS) <= {name.rpartition(" (")[0] for name in verdicts}
+    assert set(verdicts.values()) == {"equal"}, verdicts
+
+
+def test_a_checkpoint_stays_whole_while_later_rounds_write(tmp_path):
+    """The rows of round 2 are read back after round 5 has replaced them, all but the new checkpoint done."""
+    problem = tiny("fedncv", rows="disk", per_round=3)
+    store.create(tmp_path / "run", problem.config)
+    state = start(problem)
+    journal = store.Journal(tmp_path / "run", problem.config, state)
+    state = train(problem, rounds=2, state=state)
+    journal.append(state, {"round": 2}, {})
+    journal.checkpoint()
+    expected = {path: leaf.clone() for path, leaf in leaves(state) if isinstance(leaf, torch.Tensor)}
+    for _ in range(3):
+        state = train(problem, state=state)
+        journal.append(state, {"round": state.round}, {})
+    stored = dict(leaves(store.read_state(tmp_path / "run", problem)))
+    for path, leaf in expected.items():
+        assert torch.equal(stored[path], leaf), path
+
+
+@pytest.fixture
+def run(tmp_path):
+    fedncv.simulate(out=tmp_path / "run", method="scaffold", rows="disk", **(QUICK | {"rounds": 2}))
+    return tmp_path / "run"
+
+
+def test_lost_and_damaged_rows_are_named(run):
+    problem, path = build(read_run(run).config), run / "rows-kept.bin"
+    whole = path.read_bytes()
+    state = store.read_state(run, problem)
+    client = next(iter(state.kept))
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match=r"rows-kept.bin has lost the row of client \d+ .*restore it"):
+        store.read_state(run, problem)
+    path.unlink()
+    with pytest.raises(ValueError, match=r"cannot read .*rows-kept.bin"):
+        store.read_state(run, problem)
+    damaged = bytearray(whole)
+    slot = state.kept.slots[client].number
+    damaged[slot * state.kept.file._stride + NAME + 5] ^= 1
+    path.write_bytes(bytes(damaged))
+    state = store.read_state(run, problem)
+    with pytest.raises(ValueError, match=r"rows-kept.bin is damaged"):
+        state.kept[client]
+
+
+def test_overwriting_a_run_takes_its_rows_too(run):
+    fedncv.simulate(out=run, method="fedavg", overwrite=True, **QUICK)
+    assert not list(run.glob("rows-*"))
+
+
+def test_a_run_goes_on_where_there_is_more_memory(tmp_path):
+    """Rows stay where they were begun, and the digits are those of a run that was not stopped."""
+    through = fedncv.simulate(out=tmp_path / "through", method="scaffold", rows="memory", **QUICK)
+
+    def stop(row):
+        if row["round"] == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fedncv.simulate(out=tmp_path / "run", method="scaffold", rows="disk", on_round=stop, **QUICK)
+    config = tmp_path / "run" / "config.toml"
+    config.write_text(config.read_text().replace('rows = "disk"', 'rows = "memory"'))
+    resumed = fedncv.resume(tmp_path / "run")
+    assert isinstance(resumed.state.kept, Rows)
+    same(resumed.state, through.state)
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == (tmp_path / "through" / "metrics.jsonl").read_bytes()
+
+
+def many_clients(*arguments):
+    script = Path(__file__).with_name("many_clients.py")
+    return subprocess.run([sys.executable, script, *map(str, arguments)], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow
+def test_ten_thousand_clients_in_bounded_memory_and_killed_between_checkpoints(tmp_path):
+    """330 MB of rows and more; a run killed after 57 rounds, seven past its checkpoint, ends with the same state."""
+    through = json.loads(many_clients(tmp_path / "through", 60).stdout)
+    assert through["seen"] == 10_000
+    assert through["rows"] > 2 * 10_000 * 4_000 * 4
+    assert through["took"] < 0.5 * 2 * 10_000 * 4_000 * 4
+    assert many_clients(tmp_path / "killed", 60, 57).returncode == -signal.SIGKILL
+    resumed = json.loads(many_clients(tmp_path / "killed", 60).stdout)
+    assert resumed["digest"] == through["digest"]
