@@ -15,7 +15,8 @@ from fedncv.config import CUSTOM, RunConfig, from_dict
 from fedncv.data import Dataset, load, prior_accuracy
 from fedncv.engine import gradients
 from fedncv.engine.choose import Engine, engine_for
-from fedncv.engine.problem import DivergedError, Problem, State, arrivals, build, start
+from fedncv.engine.evaluate import shared_model
+from fedncv.engine.problem import DivergedError, Problem, State, arrivals, build, messages, start
 from fedncv.engine.sequential import one_thread
 from fedncv.flat import Factory
 from fedncv.methods.base import Method
@@ -336,17 +337,18 @@ def prior(problem: Problem) -> Row:
 
 def export(problem: Problem, state: State, client: int | None = None) -> dict[str, Tensor]:
     """The shared model, or the one that ``client`` predicts with, as an ordinary state_dict."""
-    problem = problem.at(state.round)
+    problem = problem.at(state.round).in_use
     method, model = problem.method, problem.model
     if client is None:
-        shared_P = method.shared(state.server)
-        if shared_P is None or problem.buffer_rule != "averaged":
+        shared_P = shared_model(problem, state)
+        if shared_P is None:
             raise ValueError(f"with {problem.config.method} no model is shared by all clients; name one with --client")
-        return model.state_dict(shared_P, state.buffers)
+        _, b_SR = messages(problem, state, np.array([0]))
+        return model.state_dict(shared_P, b_SR[0])
     if not 0 <= client < problem.federation.num_clients:
         raise ValueError(f"there is no client {client}; they are numbered 0 to {problem.federation.num_clients - 1}")
     (arrival,) = arrivals(problem, state, np.array([client]))
     ask = problem.ask(client, arrival.buffers_R, state.round)
     y_P, _ = method.begin(ask, arrival.down, arrival.kept.own)
     x_P, offset_C = method.predict(ask, y_P, arrival.down, arrival.kept.own)
-    return model.state_dict(x_P, arrival.buffers_R, offset_C)
+    return model.state_dict(x_P, ask.buffers_R, offset_C)

@@ -17,7 +17,7 @@ from fedncv.estimators import weighted_mean
 from fedncv.methods import find_method
 from fedncv.tree import num_bytes
 
-OFF = "memory=off,drift=off,even=false,tau=0,momentum=0,blend=1"
+OFF = "memory=off,drift=off,even=false,tau=0,momentum=0,average=0,blend=1"
 
 
 def fedncv(**knobs):

@@ -59,7 +59,7 @@ def score(problem: Problem, u: int, x_P: Tensor, buffers_R: Tensor, offset_C: Te
 
 def before(problem: Problem, state: State) -> dict[str, Any]:
     """Scores of all clients on arrival, and of the shared model where there is one."""
-    problem = problem.at(state.round)
+    problem = problem.at(state.round).in_use
     sizes = test_sizes(problem)
     totals, pooled = np.zeros(len(sizes)), np.zeros(len(sizes))
     shared_P = shared_model(problem, state)
@@ -74,7 +74,7 @@ def score_before(problem: Problem, round: int, arrival: Arrival, shared_P: Tenso
     ask = problem.ask(u, buffers_R, round)
     y_P, _ = problem.method.begin(ask, down, kept.own)
     x_P, offset_C = problem.method.predict(ask, y_P, down, kept.own)
-    total = score(problem, u, x_P, buffers_R, offset_C)
+    total = score(problem, u, x_P, ask.buffers_R, offset_C)
     if shared_P is None or (offset_C is None and torch.equal(x_P, shared_P)):
         return total, total
     return total, score(problem, u, shared_P, buffers_R, None)
@@ -91,7 +91,7 @@ def summary_before(
 
 def after(problem: Problem, state: State) -> dict[str, Any]:
     """Scores of all clients after a local training that nobody keeps and that is not counted as work."""
-    problem = problem.at(state.round)
+    problem = problem.at(state.round).in_use
     sizes = test_sizes(problem)
     totals = np.zeros(len(sizes))
     for arrival in arrivals(problem, state, np.flatnonzero(sizes)):
@@ -108,13 +108,15 @@ def score_after(problem: Problem, round: int, arrival: Arrival) -> float:
         y_P, _ = method.begin(problem.ask(u, buffers_R, round), down, kept.own)
     else:
         y_P, buffers_R, kept = trained.y_P, trained.buffers_R, trained.kept
-    x_P, offset_C = method.predict(problem.ask(u, buffers_R, round), y_P, down, kept.own)
-    return score(problem, u, x_P, buffers_R, offset_C)
+    ask = problem.ask(u, buffers_R, round)
+    ask.received_R = arrival.buffers_R
+    x_P, offset_C = method.predict(ask, y_P, down, kept.own)
+    return score(problem, u, x_P, ask.buffers_R, offset_C)
 
 
 def shared_model(problem: Problem, state: State) -> Tensor | None:
     """The one model all clients share, where they share its running statistics too."""
-    return problem.method.shared(state.server) if problem.buffer_rule == "averaged" else None
+    return None if problem.buffer_rule == "personal" else problem.method.shared(state.server)
 
 
 def test_sizes(problem: Problem) -> NDArray[np.int64]:

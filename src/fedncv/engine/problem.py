@@ -52,11 +52,19 @@ class Problem(NamedTuple):
     @property
     def buffer_rule(self) -> str | BufferRule:
         """The method's, where it insists on one; otherwise the study's."""
-        return self.config.buffers if self.method.buffers == "averaged" else self.method.buffers
+        rule = self.method.buffers
+        insists = not rule.shared if isinstance(rule, BufferRule) else rule == "personal"
+        return rule if insists or self.config.buffers == "averaged" else self.config.buffers
 
     @property
     def dtype(self) -> torch.dtype:
         return self.model.start_P.dtype
+
+    @property
+    def in_use(self) -> "Problem":
+        """The same with clients that are sent the model they are to use, where the method has two."""
+        method = self.method
+        return self._replace(method=method._replace(broadcast=method.hand_out)) if method.hand_out else self
 
     def client(self, u: int) -> Client:
         train = torch.from_numpy(self.clients.train[u])

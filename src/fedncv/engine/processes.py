@@ -166,7 +166,7 @@ class ProcessesEngine:
         jobs = [
             Job(kind, j, state.round, arrival, shared_P=shared[j])
             for j, (problem, state) in enumerate(zip(self._at(states), states, strict=True))
-            for arrival in arrivals(problem, state, np.flatnonzero(test_sizes(problem)))
+            for arrival in arrivals(problem.in_use, state, np.flatnonzero(test_sizes(problem)))
         ]
         totals = [np.zeros((problem.federation.num_clients, 2)) for problem in self.problems]
         for job, result in zip(jobs, self._map(jobs), strict=True):

@@ -19,6 +19,7 @@ from fedncv.engine.orders import Ints
 from fedncv.engine.problem import State
 from fedncv.engine.stacked import Arrived, StackedEngine
 from fedncv.engine.stacked_gradients import gradients
+from fedncv.methods.base import Ask, Method
 from fedncv.tree import tree_map
 
 BLOCK = 64  # test samples of one client in a forward pass
@@ -37,11 +38,11 @@ def before(engine: StackedEngine, states: Sequence[State]) -> list[dict[str, Any
         def predict(ask_of, down, own, b_R):  # type: ignore[no-untyped-def]
             ask = ask_of(b_R)
             y_P, _ = engine.method.begin(ask, down, own)
-            return _with_offset(engine.method.predict(ask, y_P, down, own))
+            return _prediction(engine.method, ask, y_P, down, own)
 
         asks = engine.asks(rows, states[0].round)
-        x_KP, *offset = vmap_asking(predict, asks, arrived.down, arrived.own, arrived.buffers_KR)
-        mine = scores(engine, rows, x_KP, arrived.buffers_KR, *offset)
+        x_KP, used_KR, *offset = vmap_asking(predict, asks, arrived.down, arrived.own, arrived.buffers_KR)
+        mine = scores(engine, rows, x_KP, used_KR, *offset)
         totals.reshape(-1)[rows] = mine
         if shared[0] is None:
             continue
@@ -67,8 +68,10 @@ def after(engine: StackedEngine, states: Sequence[State]) -> list[dict[str, Any]
         def begin(ask_of, down, own, b_R):  # type: ignore[no-untyped-def]
             return engine.method.begin(ask_of(b_R), down, own)[0]
 
-        def predict(ask_of, y_P, down, own, b_R):  # type: ignore[no-untyped-def]
-            return _with_offset(engine.method.predict(ask_of(b_R), y_P, down, own))
+        def predict(ask_of, y_P, down, own, b_R, received_R):  # type: ignore[no-untyped-def]
+            ask = ask_of(b_R)
+            ask.received_R = received_R
+            return _prediction(engine.method, ask, y_P, down, own)
 
         own, buffers_KR = arrived.own, arrived.buffers_KR
         y_KP = vmap_asking(begin, asks, arrived.down, own, buffers_KR)  # for those with too little data for a step
@@ -80,8 +83,8 @@ def after(engine: StackedEngine, states: Sequence[State]) -> list[dict[str, Any]
                 (y_KP, own, buffers_KR),
                 (replied.y_KP, replied.own, replied.buffers_KR),
             )
-        x_KP, *offset = vmap_asking(predict, asks, y_KP, arrived.down, own, buffers_KR)
-        totals.reshape(-1)[rows] = scores(engine, rows, x_KP, buffers_KR, *offset)
+        x_KP, used_KR, *offset = vmap_asking(predict, asks, y_KP, arrived.down, own, buffers_KR, arrived.buffers_KR)
+        totals.reshape(-1)[rows] = scores(engine, rows, x_KP, used_KR, *offset)
     engine.used, engine.computed = work  # measuring is not counted as work
     return [Scores(totals[j], test_sizes(p)).summary("after") for j, p in enumerate(engine.problems)]
 
@@ -123,8 +126,10 @@ def scores(
     return result
 
 
-def _with_offset(prediction: tuple[Tensor, Tensor | None]) -> tuple[Tensor, ...]:
-    return tuple(part for part in prediction if part is not None)
+def _prediction(method: Method, ask: Ask, y_P: Tensor, down: Any, own: Any) -> tuple[Tensor, ...]:
+    """Parameters, running statistics and, where there is one, the offset that a client predicts with."""
+    x_P, offset_C = method.predict(ask, y_P, down, own)
+    return (x_P, ask.buffers_R) if offset_C is None else (x_P, ask.buffers_R, offset_C)
 
 
 def _groups(engine: StackedEngine, states: Sequence[State]) -> Iterator[tuple[Arrived, Ints]]:
@@ -135,7 +140,7 @@ def _groups(engine: StackedEngine, states: Sequence[State]) -> Iterator[tuple[Ar
     for i in range(0, len(rows), size):
         some = rows[i : i + size]
         ids = [some[some // num_clients == j] % num_clients for j in range(len(states))]
-        yield engine.arrive(states, ids), some
+        yield engine.arrive(states, ids, in_use=True), some
 
 
 class ScoringEngine(StackedEngine):

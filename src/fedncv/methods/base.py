@@ -124,6 +124,8 @@ class Ask:
         self.phase = phase
         """Which of the method's phases; a Python number, so a branch on it is allowed."""
         self.buffers_R = buffers_R
+        self.received_R = buffers_R
+        """Running statistics as they arrived, for a client that predicts after its training."""
         self.num_gradients = 0
         self.num_forwards = 0
         self.value = torch.zeros(())
@@ -218,6 +220,8 @@ class BufferRule(NamedTuple):
     init: Callable[[Tensor, Federation], Any]  # start_R, federation -> state
     broadcast: Callable[[Any, Any, Tensor], Tensor]  # state, server, ids_S -> b_SR
     aggregate: Callable[[Any, Any, Tensor, Replies], Any]  # state, server, b_SR, replies -> state
+    shared: bool = False
+    """All clients are sent the same; a study that wants personal statistics gets those instead."""
 
 
 class Method(NamedTuple):
@@ -232,7 +236,9 @@ class Method(NamedTuple):
     finish: Callable[[Ask, Tensor, Work, Any, Any, Any], tuple[Any, Any]]
     aggregate: Callable[[ServerAsk, Any, Replies], Any]
     predict: Callable[[Ask, Tensor, Any, Any], tuple[Tensor, Tensor | None]]
-    """(ask, y, down, own) -> the parameters a client predicts with, and an offset on its logits."""
+    """(ask, y, down, own) -> the parameters a client predicts with, and an offset on its logits.
+
+    It predicts with the running statistics ``ask.buffers_R``, which may be set here."""
     shared: Callable[[Any], Tensor | None]
     """server -> the one model all clients share; None where each has a part of its own."""
     reveals: Mapping[str, str]
@@ -244,6 +250,8 @@ class Method(NamedTuple):
     """Its sums hold only while clients keep their number of samples: no streams."""
     switches: tuple[str, ...] = ()
     """Switches that are part of it already; a second time they would count twice."""
+    hand_out: Callable[[Any, Tensor], Any] | None = None
+    """``broadcast`` to clients that are to use the model, where that is another one than they train from."""
 
 
 def for_all(x: Tensor, ids_S: Tensor) -> Tensor:

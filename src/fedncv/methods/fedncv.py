@@ -7,16 +7,21 @@ d_u = a_u - a_bar = (1 - w_u)(a_u - a_{without u}), the paper's leave-one-out di
              Delta_u = x - y
     server   g_hat = beta * h_bar + sum_S omega_u (Delta_u - beta * h_u)
              v <- momentum * v + g_hat;    x <- x - v
+             a <- a + (x - a) / (1 + average * t)                     handed out for use
              h_u <- Delta_u                                           last update of client u
              c_u <- Delta_u / (lr * K_u) + e_u                        mean raw gradient along its path
-             alpha_u <- alpha_u + rate * (alpha_u* - alpha_u)
+             alpha_u = 1, or learned:  alpha_u <- alpha_u + rate * (alpha_u* - alpha_u)
              alpha_u* = <c_u' - c_bar, c_u - c_bar> / ||c_u - c_bar||^2, in [0, 1]
              e_u = alpha_u (c_u - c_bar) - sum_v p_v alpha_v (c_v - c_bar)
              beta from scalars of earlier rounds, so that it is fixed before the draw
+    in use   a client predicts with a + blend * (y - a), y trained from a; running statistics alike
 
 and, as switches of their own, control variates for mini-batches (switches/sample_level.py), the label prior
-(switches/label_prior.py) and the share of its local training that a client predicts with. A client never seen is
-remembered as the mean of those seen: known before the draw as well, and closer than zero.
+(switches/label_prior.py) and the average (switches/server_average.py). A client never seen is remembered as the mean
+of those seen: known before the draw as well, and closer than zero.
+
+alpha_u* makes one client's gradient least noisy. The default is 1 all the same: what a smaller alpha_u leaves behind is
+drift, which does not average out.
 
 After Chen et al., "Taming Gradient Variance in Federated Learning with Networked Control Variates"; the literal
 reading is fedncv_paper.py. Everything off is FedAvg to the last bit. Special cases: beta = 1 with equal sizes FedVARP,
@@ -33,9 +38,8 @@ from fedncv import estimators
 from fedncv.estimators import Moments, WeightedSum
 from fedncv.methods.base import Ask, Batch, Federation, Method, Replies, ServerAsk, Work, for_all, weighted_sum
 from fedncv.methods.fedavg import fedavg
-from fedncv.methods.switches import even_samples, label_prior, sample_level
-
-Rows = dict[int, Tensor]  # one row for every client seen
+from fedncv.methods.switches import even_samples, label_prior, sample_level, server_average
+from fedncv.rows import AnyRows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +52,7 @@ class Config:
     """How much of the earlier rounds' moments is kept a round, from 0 to 1."""
     weights: Literal["self_normalised", "ht"] = "self_normalised"
     """omega_u: p_u / sum_S p_v, less noisy; or Horvitz-Thompson's p_u / P(u in S), unbiased."""
-    drift: Literal["off", "fixed", "adaptive"] = "adaptive"
+    drift: Literal["off", "fixed", "adaptive"] = "fixed"
     """Client drift correction e_u: off; with the given alpha for clients seen; or learned for each."""
     alpha: float = 1.0
     """Strength of the correction where it is fixed, from 0 to 1; the ceiling where it is adaptive."""
@@ -64,9 +68,11 @@ class Config:
     """A control variate for every mini-batch: off; its step in the epoch before; or its step at the round's start."""
     momentum: float = 0.5
     """Server momentum, from 0 to below 1; 0 is off."""
+    average: float = 0.05
+    """Share of the rounds so far whose models are averaged for use, at least 0; 0 is off."""
     personal: Literal["none", "head"] = "none"
     """What never leaves a client: nothing, or its head."""
-    blend: float = 1.0
+    blend: float = 0.25
     """Share of its local training that a client predicts with, from 0 to 1; 1 is the trained model."""
 
     def __post_init__(self) -> None:
@@ -76,19 +82,22 @@ class Config:
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum must be at least 0 and below 1, not {self.momentum}")
         label_prior.Config(tau=self.tau, epsilon=self.epsilon)
+        if not self.average >= 0:
+            raise ValueError(f"average must be at least 0, not {self.average}")
 
 
 class Server(NamedTuple):
-    """Q = shared parameters (all of them unless the head is personal), N = all clients."""
+    """Q = shared parameters (all of them unless the head is personal), N = all clients. Rows: of the clients seen."""
 
     x_Q: Tensor  # shared model
     v_Q: Tensor  # velocity
+    a_Q: Tensor  # average of the latest models; empty where it is off
     n_N: Tensor  # samples of every client as last reported, float64
-    h: Rows  # last update
+    h: AnyRows  # last update
     sum_h: WeightedSum  # over the clients seen
-    c: Rows  # mean raw gradient of the last round
+    c: AnyRows  # mean raw gradient of the last round
     sum_c: WeightedSum
-    alpha: Rows  # scalars
+    alpha: AnyRows  # scalars
     sum_alpha_c: WeightedSum  # of alpha_v c_v, with weights n_v alpha_v
     moments: Moments  # of earlier rounds, for beta
 
@@ -117,6 +126,7 @@ def fedncv(config: Config = Config()) -> Method:
         return Server(
             x_Q=x_Q,
             v_Q=torch.zeros_like(x_Q) if config.momentum else x_Q[:0],
+            a_Q=x_Q if config.average else x_Q[:0],
             n_N=federation.sizes_N.to(x_Q.device),
             h={},
             sum_h=nothing,
@@ -143,6 +153,9 @@ def fedncv(config: Config = Config()) -> Method:
         e_SQ = corrections(server, ids_S) if corrects else for_all(server.x_Q[:0], ids_S)
         return Down(for_all(server.x_Q, ids_S), e_SQ)
 
+    def hand_out(server: Server, ids_S: Tensor) -> Down:
+        return broadcast(server._replace(x_Q=server.a_Q), ids_S)
+
     def begin(_ask: Ask, down: Down, personal_H: Tensor) -> tuple[Tensor, Any]:
         return torch.cat([down.x_Q, personal_H]), ()
 
@@ -157,7 +170,7 @@ def fedncv(config: Config = Config()) -> Method:
         total_step = torch.as_tensor(work.total_step, dtype=y_P.dtype, device=y_P.device)
         return Up(down.x_Q - y_P[shared], total_step), y_P[shared.stop :]
 
-    def aggregate(_ask: ServerAsk, server: Server, replies: Replies) -> Server:
+    def aggregate(ask: ServerAsk, server: Server, replies: Replies) -> Server:
         delta_SQ = replies.ups.delta_Q
         n_N = server.n_N.index_copy(0, replies.ids_S, replies.sizes_S.to(server.n_N.dtype))
         step_Q, moments = _estimate(config, server, replies, n_N)
@@ -170,17 +183,23 @@ def fedncv(config: Config = Config()) -> Method:
         if config.momentum:
             step_Q = config.momentum * server.v_Q + step_Q
             after = after._replace(v_Q=step_Q)
-        return after._replace(x_Q=server.x_Q - step_Q)
+        x_Q = server.x_Q - step_Q
+        if config.average:
+            after = after._replace(a_Q=server_average.moved(server.a_Q, x_Q, ask.round, config.average))
+        return after._replace(x_Q=x_Q)
 
-    def predict(_ask: Ask, y_P: Tensor, down: Down, _own: Any) -> tuple[Tensor, None]:
+    def predict(ask: Ask, y_P: Tensor, down: Down, _own: Any) -> tuple[Tensor, None]:
         if config.blend == 1:
             return y_P, None
         shared = len(down.x_Q)
         x_P = torch.cat([down.x_Q, y_P[shared:]])
+        ask.buffers_R = ask.received_R + config.blend * (ask.buffers_R - ask.received_R)
         return x_P + config.blend * (y_P - x_P), None
 
     def shared(server: Server) -> Tensor | None:
-        return server.x_Q if config.personal == "none" else None
+        if config.personal != "none":
+            return None
+        return server.a_Q if config.average else server.x_Q
 
     method = fedavg()._replace(
         init=init,
@@ -192,7 +211,9 @@ def fedncv(config: Config = Config()) -> Method:
         aggregate=aggregate,
         predict=predict,
         shared=shared,
-        switches=("momentum",),
+        buffers=server_average.averaged_statistics(config.average) if config.average else "averaged",
+        hand_out=hand_out if config.average else None,
+        switches=("momentum", "average"),
         reveals={"delta_Q": "the client's update of the shared slices", "total_step": "how many steps it made"},
     )
     if config.even:
@@ -202,19 +223,19 @@ def fedncv(config: Config = Config()) -> Method:
     return label_prior.with_prior(method, label_prior.Config(tau=config.tau, epsilon=config.epsilon))
 
 
-def _read(rows: Rows, ids_S: Tensor, default: Tensor) -> Tensor:
+def _read(rows: AnyRows, ids_S: Tensor, default: Tensor) -> Tensor:
     """The rows of these clients; ``default`` for one never seen."""
     return torch.stack([rows.get(u, default) for u in ids_S.tolist()])
 
 
-def _write(rows: Rows, ids_S: Tensor, new_SQ: Tensor) -> Rows:
+def _write(rows: AnyRows, ids_S: Tensor, new_SQ: Tensor) -> AnyRows:
     """The rows of these clients replaced; each is a copy, so that it does not keep its whole round in memory."""
     return rows | {u: row.clone() for u, row in zip(ids_S.tolist(), new_SQ, strict=True)}
 
 
 def _remember(
-    rows: Rows, sums: WeightedSum, replies: Replies, n_old_N: Tensor, new_SQ: Tensor
-) -> tuple[Rows, WeightedSum]:
+    rows: AnyRows, sums: WeightedSum, replies: Replies, n_old_N: Tensor, new_SQ: Tensor
+) -> tuple[AnyRows, WeightedSum]:
     """Rows and their sums after these clients' rows were replaced. A client not seen before had no weight."""
     ids_S = replies.ids_S
     seen_S = torch.tensor([u in rows for u in ids_S.tolist()], device=ids_S.device)

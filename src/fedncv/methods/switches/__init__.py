@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from fedncv.methods.base import Method
-from fedncv.methods.switches import even_samples, label_prior, sample_level, server_momentum
+from fedncv.methods.switches import even_samples, label_prior, sample_level, server_average, server_momentum
 
 
 class Switch(NamedTuple):
@@ -21,4 +21,5 @@ SWITCHES: dict[str, Switch] = {
     "even": Switch(even_samples.with_even_samples, even_samples.Config, "a smaller last batch makes a smaller step"),
     "samples": Switch(sample_level.with_samples, sample_level.Config, "a control variate for every mini-batch"),
     "momentum": Switch(server_momentum.with_momentum, server_momentum.Config, "momentum at the server"),
+    "average": Switch(server_average.with_average, server_average.Config, "hand out the average of the latest models"),
 }

@@ -34,6 +34,8 @@ def with_momentum(method: Method, config: Config = Config()) -> Method:
     """``method`` whose server keeps moving the way it moved."""
     if config.beta == 0:
         return method
+    if "average" in method.switches:
+        raise ValueError("the average is taken of the models that momentum makes: write +momentum before +average")
 
     def init(x_P: Tensor, federation: Federation) -> Moving:
         server = method.init(x_P, federation)

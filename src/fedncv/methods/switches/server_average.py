@@ -1,0 +1,95 @@
+"""The average of the server's latest models: what is handed out for use, while training goes on from the last one.
+
+    a <- a + (x - a) / (1 + share * t)          t rounds came before this one
+
+The weights cover about ``share * t`` rounds, so the average follows closely while the model still moves far, and takes
+out the noise of single rounds later (Shamir and Zhang, ICML 2013, https://arxiv.org/abs/1212.1824, section 4, with
+eta = 1 / share - 1 up to the first rounds). Running statistics are averaged alike, since they belong to the same
+models; the weights are positive and add up to one, so a variance stays one. No byte more crosses the wire: a client is
+sent ``x`` to train from and ``a`` to use.
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from fedncv.methods.base import BufferRule, Federation, Method, Replies, ServerAsk, for_all, weighted_sum
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    share: float = 0.05
+    """Share of the rounds so far that the average covers, at least 0; 0 hands out the last model."""
+
+    def __post_init__(self) -> None:
+        if not self.share >= 0:
+            raise ValueError(f"share must be at least 0, not {self.share}")
+
+
+class Averaging(NamedTuple):
+    server: Any  # the method's own
+    a_P: Tensor
+
+
+class Statistics(NamedTuple):
+    b_R: Tensor
+    round: int
+
+
+def moved(a: Tensor, x: Tensor, round: int, share: float) -> Tensor:
+    """The average after this round's ``x``."""
+    return a + (x - a) / (1 + share * round)
+
+
+def averaged_statistics(share: float) -> BufferRule:
+    """The mean statistics of a round's clients, averaged over rounds like the model."""
+
+    def init(start_R: Tensor, _federation: Federation) -> Statistics:
+        return Statistics(start_R, 0)
+
+    def broadcast(statistics: Statistics, _server: Any, ids_S: Tensor) -> Tensor:
+        return for_all(statistics.b_R, ids_S)
+
+    def aggregate(statistics: Statistics, _server: Any, b_SR: Tensor, replies: Replies) -> Statistics:
+        mean_R = weighted_sum(replies.weight_S, b_SR)
+        return Statistics(moved(statistics.b_R, mean_R, statistics.round, share), statistics.round + 1)
+
+    return BufferRule(init, broadcast, aggregate, shared=True)
+
+
+def with_average(method: Method, config: Config = Config()) -> Method:
+    """``method`` whose clients use the average of its models."""
+    if config.share == 0:
+        return method
+
+    def init(x_P: Tensor, federation: Federation) -> Averaging:
+        server = method.init(x_P, federation)
+        if method.shared(server) is None or method.buffers != "averaged":
+            raise ValueError("average needs a model that all clients share; this method has none")
+        return Averaging(server, x_P)
+
+    def broadcast(averaging: Averaging, ids_S: Tensor) -> Any:
+        return method.broadcast(averaging.server, ids_S)
+
+    def hand_out(averaging: Averaging, ids_S: Tensor) -> Any:
+        return method.broadcast(averaging.server, ids_S)._replace(x_P=for_all(averaging.a_P, ids_S))
+
+    def aggregate(ask: ServerAsk, averaging: Averaging, replies: Replies) -> Averaging:
+        server = method.aggregate(ask, averaging.server, replies)
+        x_P = method.shared(server)
+        assert x_P is not None
+        return Averaging(server, moved(averaging.a_P, x_P, ask.round, config.share))
+
+    def shared(averaging: Averaging) -> Tensor:
+        return averaging.a_P
+
+    return method._replace(
+        init=init,
+        broadcast=broadcast,
+        hand_out=hand_out,
+        aggregate=aggregate,
+        shared=shared,
+        buffers=averaged_statistics(config.share),
+        switches=(*method.switches, "average"),
+    )

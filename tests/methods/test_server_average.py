@@ -1,0 +1,140 @@
+"""The average that is handed out: its weights by hand, training untouched by it, and who gets which model."""
+
+import numpy as np
+import pytest
+import torch
+from federations import everyone, tiny, train
+from torch import nn
+from torch.testing import assert_close
+
+from fedncv.engine import evaluate
+from fedncv.engine.local import train as train_client
+from fedncv.engine.problem import arrivals, messages
+from fedncv.engine.stacked_scores import ScoringEngine
+from fedncv.methods import find_method
+from fedncv.methods.base import Replies
+from fedncv.methods.switches.server_average import averaged_statistics
+from fedncv.simulate import export
+
+SHARE = 0.5
+
+
+def normalised(shape, num_classes):
+    return nn.Sequential(nn.Linear(shape[0], 5), nn.BatchNorm1d(5), nn.Linear(5, num_classes))
+
+
+def by_hand(models):
+    """Weights w_t = 1 / (1 + share * t), each on top of what the earlier ones left: they add up to one."""
+    shares = [1 / (1 + SHARE * t) for t in range(len(models))]
+    left = np.cumprod([1.0] + [1 - w for w in reversed(shares)])
+    weights = [w * rest for w, rest in zip(shares, reversed(left[:-1]), strict=True)]
+    assert sum(weights) == pytest.approx(1)
+    return sum(w * x for w, x in zip(weights, models, strict=True))
+
+
+def path(problem, rounds=4):
+    states = [train(problem, rounds=1)]
+    for _ in range(rounds - 1):
+        states.append(train(problem, state=states[-1]))
+    return states
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedavg+momentum"])
+def test_training_goes_on_from_the_last_model_and_the_average_is_handed_out(method):
+    plain, ours = tiny(method, per_round=2), tiny(f"{method}+average:share={SHARE}", per_round=2)
+    models = [plain.method.shared(state.server) for state in path(plain)]
+    state = path(ours)[-1]
+    ids = everyone(0, 1).ids
+    trained_from, used = (messages(p, state, ids)[0][0] for p in (ours, ours.in_use))
+    assert_close(trained_from, models[-1].expand(2, -1), rtol=0, atol=0)
+    assert_close(used, by_hand(models).expand(2, -1), rtol=1e-12, atol=1e-14)
+    assert_close(ours.method.shared(state.server), used[0], rtol=0, atol=0)
+
+
+def test_fedncv_averages_the_same_way():
+    plain, ours = tiny("fedncv:average=0", per_round=2), tiny(f"fedncv:average={SHARE}", per_round=2)
+    models = [state.server.x_Q for state in path(plain)]
+    state = path(ours)[-1]
+    assert_close(state.server.x_Q, models[-1], rtol=0, atol=0)
+    down, _ = messages(ours.in_use, state, everyone(0).ids)
+    assert_close(down.x_Q[0], by_hand(models), rtol=1e-12, atol=1e-14)
+    assert_close(down.e_Q, messages(ours, state, everyone(0).ids)[0].e_Q, rtol=0, atol=0)
+
+
+def test_running_statistics_are_averaged_alike():
+    rule, start_R = averaged_statistics(SHARE), torch.zeros(3, dtype=torch.float64)
+    ids_S, sizes_S = torch.arange(2), torch.tensor([3.0, 1.0], dtype=torch.float64)
+    told = torch.rand(4, 2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    statistics = rule.init(start_R, None)
+    for b_SR in told:
+        statistics = rule.aggregate(statistics, None, b_SR, Replies((), ids_S, sizes_S, sizes_S))
+    means = [(3 * b_SR[0] + b_SR[1]) / 4 for b_SR in told]
+    assert_close(rule.broadcast(statistics, None, ids_S), by_hand(means).expand(2, -1), rtol=1e-12, atol=1e-14)
+
+
+def test_the_average_is_what_is_scored_and_exported():
+    ours = tiny("fedavg+average:share=3", model=normalised, per_round=2)
+    plain = tiny("fedavg", model=normalised, per_round=2)
+    state = train(ours, rounds=4)
+    same = state._replace(server=state.server.server._replace(x_P=state.server.a_P), buffers=state.buffers.b_R)
+    assert evaluate.before(ours, state) == evaluate.before(plain, same)
+    assert evaluate.after(ours, state) == evaluate.after(plain, same)
+    theirs = export(plain, same)
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in export(ours, state).items())
+    last = same._replace(server=state.server.server)
+    assert not torch.equal(export(plain, last)["0.weight"], theirs["0.weight"])
+
+
+@pytest.mark.parametrize("method", ["fedncv", "fedavg+average", "fedncv:blend=0.3,average=2"])
+def test_a_stack_scores_the_same_models(method):
+    problem = tiny(method, model=normalised, per_round=2)
+    state = train(problem, rounds=3)
+    engine = ScoringEngine([problem])
+    for alone, (together,) in (
+        (evaluate.before(problem, state), engine.before([state])),
+        (evaluate.after(problem, state), engine.after([state])),
+    ):
+        assert alone.keys() == together.keys()
+        for name, value in alone.items():
+            assert together[name] == pytest.approx(value), name
+
+
+def test_a_client_predicts_with_a_share_of_its_trained_statistics_too():
+    problem = tiny("fedncv:blend=0.25", model=normalised, per_round=2)
+    state = train(problem, rounds=2)
+    (arrival,) = arrivals(problem.in_use, state, everyone(1).ids)
+    trained = train_client(problem, 2, arrival)
+    ask = problem.ask(1, trained.buffers_R, 2)
+    ask.received_R = arrival.buffers_R
+    problem.method.predict(ask, trained.y_P, arrival.down, trained.kept.own)
+    assert_close(ask.buffers_R, 0.75 * arrival.buffers_R + 0.25 * trained.buffers_R, rtol=1e-12, atol=1e-14)
+    assert not torch.equal(trained.buffers_R, arrival.buffers_R)
+
+
+def test_a_study_with_personal_statistics_keeps_them_personal():
+    problem = tiny("fedncv", model=normalised, buffers="personal")
+    assert problem.buffer_rule == "personal"
+    assert tiny("pfedsim", model=normalised, buffers="personal").buffer_rule != "personal"  # has rules of its own
+    state = train(problem, rounds=2)
+    assert "pooled" not in evaluate.before(problem, state)
+
+
+def test_no_share_is_the_method_itself():
+    assert find_method("fedavg+average:share=0").hand_out is None
+    assert find_method("fedncv:average=0").hand_out is None
+
+
+@pytest.mark.parametrize("text", ["fedavg+average:share=-1", "fedavg+average:share=nan", "fedncv:average=-0.1"])
+def test_a_share_below_zero_is_refused(text):
+    with pytest.raises(ValueError, match="at least 0"):
+        find_method(text)
+
+
+def test_switches_that_cannot_work_say_so():
+    with pytest.raises(ValueError, match="\\+momentum before \\+average"):
+        find_method("fedavg+average+momentum")
+    with pytest.raises(ValueError, match="already"):
+        find_method("fedncv+average")
+    for method in ("fedper", "pfedsim", "local"):
+        with pytest.raises(ValueError, match="all clients share"):
+            train(tiny(f"{method}+average"))
