@@ -51,6 +51,12 @@ METRICS = {
     "after_worst_decile": "after, worst tenth of clients",
     "pooled": "shared model on everybody's test samples",
     "loss": "training loss",
+    "variance_signal": "signal",
+    "variance_within": "within clients",
+    "variance_between": "between clients",
+    "variance_snr": "signal to noise",
+    "variance_sampling": "sampling of clients",
+    "variance_batches": "batches of a round",
 }
 
 

@@ -6,7 +6,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from fedncv.report import names, sections, series
+from fedncv.report import names, sections, series, variance
 from fedncv.report.gather import Results
 from fedncv.report.table import MainTable
 from fedncv.report.verdict import OURS, Claim
@@ -24,8 +24,8 @@ def page(results: Results, table: MainTable, claims: list[Claim], *, target: flo
         ("scale", "More clients", SCALE_WORDS, _chart("scale", "clients", "accuracy") if data["scale"] else ""),
         ("clients", "Clients", CLIENT_WORDS, sections.clients(results)),
         ("partition", "Partition", "", sections.partitions(results)),
-        ("variance", "Variance", VARIANCE_WORDS, _chart("variance", "round samples bytes", "variance")
-         if data["variance"] else ""),
+        ("variance", "Variance", VARIANCE_WORDS, variance.section(results) + _chart("variance", "round samples bytes",
+         "variance") if data["variance"] else ""),
         ("work", "Work and cost", WORK_WORDS, sections.work(results, target)),
         ("repeat", "Repeat it", "", sections.repeat(results)),
     ]  # fmt: skip
@@ -66,7 +66,7 @@ def _chart(name: str, axes: str, kind: str) -> str:
 def chart_data(results: Results) -> dict[str, Any]:
     """What the charts draw, rounded to what can be seen."""
     accuracy: list[dict[str, Any]] = []
-    variance: list[dict[str, Any]] = []
+    probes: list[dict[str, Any]] = []
     for column in results.columns:
         found = series.curves(column)
         plain = {metric: lines for metric, lines in found.items() if not metric.startswith(series.VARIANCE)}
@@ -75,7 +75,7 @@ def chart_data(results: Results) -> dict[str, Any]:
         if plain:
             accuracy.append({"title": column.title, "floor": prior, "metrics": _points(plain)})
         if other:
-            variance.append({"title": column.title, "floor": None, "metrics": _points(other)})
+            probes.append({"title": column.title, "floor": None, "metrics": _points(other)})
     scale = [
         {"title": names.dataset(data), "floor": None, "metrics": {
             metric: {method: [[clients, 0, 0, *_rounded(point)] for clients, point in points]
@@ -84,14 +84,14 @@ def chart_data(results: Results) -> dict[str, Any]:
         }}
         for data, metrics in series.over_clients(results).items()
     ]  # fmt: skip
-    wanted = {metric for group in (*accuracy, *variance) for metric in group["metrics"]}
+    wanted = {metric for group in (*accuracy, *probes) for metric in group["metrics"]}
     ordered = sorted(results.methods, key=lambda method: method != OURS)  # FedNCV has the first colour
     return {
         "ours": OURS,
         "methods": [{"id": method, "label": names.method(method)} for method in ordered],
         "metrics": {metric: names.metric(metric) for metric in sorted(wanted)},
         "curves": accuracy,
-        "variance": variance,
+        "variance": probes,
         "scale": scale,
     }
 
@@ -125,7 +125,12 @@ CLIENT_WORDS = (
     "Accuracy of single clients at the end, over all seeds: the line is the median client, the box the middle half, "
     "the thin bar from the 5th to the 95th percentile."
 )
-VARIANCE_WORDS = "Variance of the server's update over draws of clients, at the state the run had reached."
+VARIANCE_WORDS = (
+    "Gradients of all clients at the model the run had reached, squared norms summed over parameters. Within: one "
+    "mini-batch around its client's gradient. Between: clients around the gradient of all. Sampling: the mean over a "
+    "round's clients, of whom others might have been drawn. Signal: the squared gradient of all itself. The table is "
+    "the last probe's, with 95 % intervals over seeds or, where there is one seed, over clients."
+)
 WORK_WORDS = (
     "What training took, without what measuring took. Seconds are the run's own clocks; of runs that went together "
     "on one device each has an equal share. A seed that never reached the target is in no mean; “reached it” "

@@ -52,11 +52,12 @@ def curves(column: Column) -> Curves:
 
 
 def _variance_metrics(column: Column) -> list[str]:
+    """All but the ends of intervals, which are no curves of their own."""
     found: dict[str, None] = {}
     for runs in column.runs.values():
         for row in runs[0].rows:
             found |= {name: None for name, value in row.items() if name.startswith(VARIANCE) and _is_number(value)}
-    return list(found)
+    return [name for name in found if not name.endswith(("_low", "_high"))]
 
 
 def _is_number(value: Any) -> bool:

@@ -1,0 +1,147 @@
+"""Where the variance of a method's gradients lies: a small picture for every method that was probed, and a table."""
+
+import math
+from html import escape
+from typing import NamedTuple
+
+from fedncv.report import names, series
+from fedncv.report.gather import Column, Results
+
+LINES = {"within": ("1", ""), "between": ("3", ""), "sampling": ("2", "6 3"), "signal": ("7", "2 3")}  # colour, dash
+SHOWN = ("signal", "within", "between", "snr", "sampling", "batches")
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 300, 190, 44, 8, 8, 24
+
+
+class Value(NamedTuple):
+    """A number of the last probe with its 95 % interval, over seeds or, with one seed, over clients."""
+
+    mean: float
+    low: float | None
+    high: float | None
+
+
+def section(results: Results) -> str:
+    """Pictures and table of every column in which a method was probed; empty where none was."""
+    parts: list[str] = []
+    for column in results.columns:
+        found = probed(column)
+        if found:
+            body = f"{_legend()}<div class='panels'>{_pictures(column, found)}</div>{_table(column, found)}"
+            opened = "" if parts else " open"
+            parts.append(f"<details{opened}><summary>{escape(column.title)}</summary><div>{body}</div></details>")
+    return "".join(parts)
+
+
+def probed(column: Column) -> list[str]:
+    """Methods whose runs hold the split."""
+    curves = series.curves(column)
+    return [method for method in column.runs if method in curves.get("variance_between", {})]
+
+
+def at_the_end(column: Column, method: str, name: str) -> Value | None:
+    """The latest probe's number; None where it was not measured."""
+    points = series.curves(column).get(f"variance_{name}", {}).get(method)
+    if not points:
+        return None
+    last = points[-1]
+    if last.num_seeds > 1:
+        return Value(last.mean, last.low, last.high)
+    (row,) = (row for row in column.runs[method][0].rows if row["round"] == last.round)
+    return Value(last.mean, row.get(f"variance_{name}_low"), row.get(f"variance_{name}_high"))
+
+
+# ---- pictures ------------------------------------------------------------------------------------------
+
+
+def _legend() -> str:
+    keys = "".join(
+        f'<li><svg viewBox="0 0 34 12" aria-hidden="true"><line x1="1" x2="33" y1="6" y2="6" stroke="var(--c{colour})" '
+        f'stroke-width="2.5" stroke-dasharray="{dash}"/></svg>{names.metric(f"variance_{name}")}</li>'
+        for name, (colour, dash) in LINES.items()
+    )
+    return f"<ul class='keys'>{keys}</ul>"
+
+
+def _pictures(column: Column, methods: list[str]) -> str:
+    curves = {method: _lines(column, method) for method in methods}
+    points = [point for lines in curves.values() for line in lines.values() for point in line]
+    if not points:
+        return ""
+    last = max(t for t, _ in points) or 1
+    low, high = (f(math.log10(v) for _, v in points) for f in (min, max))
+    low, high = math.floor(low), max(math.ceil(high), math.floor(low) + 1)
+    return "".join(_picture(method, lines, last, low, high) for method, lines in curves.items())
+
+
+def _lines(column: Column, method: str) -> dict[str, list[tuple[int, float]]]:
+    """name -> (round, mean over seeds); an axis of powers of ten has no place for 0."""
+    curves = series.curves(column)
+    found = {name: curves.get(f"variance_{name}", {}).get(method, []) for name in LINES}
+    return {name: [(p.round, p.mean) for p in points if p.mean > 0] for name, points in found.items()}
+
+
+def _picture(method: str, lines: dict[str, list[tuple[int, float]]], last: int, low: int, high: int) -> str:
+    """Squared gradient norms on an axis of powers of ten, the same for all methods of a column."""
+
+    def x(t: float) -> float:
+        return LEFT + t / last * (WIDTH - LEFT - RIGHT)
+
+    def y(exponent: float) -> float:
+        return TOP + (high - exponent) / (high - low) * (HEIGHT - TOP - BOTTOM)
+
+    step = -(-(high - low) // 5)
+    parts = [
+        f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(e):.1f}" y2="{y(e):.1f}"/>'
+        f'<text x="{LEFT - 6}" y="{y(e) + 4:.1f}" text-anchor="end">{10.0**e:g}</text>'
+        for e in range(low, high + 1, step)
+    ]
+    parts += [
+        f'<text x="{x(t):.1f}" y="{HEIGHT - 6}" text-anchor="{anchor}">{t:g}{word}</text>'
+        for t, anchor, word in ((0, "middle", ""), (last, "end", " rounds"))
+    ]
+    for name, points in lines.items():
+        colour, dash = LINES[name]
+        at = [(x(t), y(math.log10(v)), t, v) for t, v in points]
+        path = " ".join(f"{a:.1f},{b:.1f}" for a, b, _, _ in at)
+        parts.append(f'<polyline class="line" points="{path}" stroke="var(--c{colour})" stroke-dasharray="{dash}"/>')
+        said = names.metric(f"variance_{name}")
+        parts += [
+            f'<circle cx="{a:.1f}" cy="{b:.1f}" r="2" fill="var(--c{colour})" data-number="{name}" data-round="{t}" '
+            f'data-value="{v:.6g}"><title>{said}, round {t}: {v:.3g}</title></circle>'
+            for a, b, t, v in at
+        ]
+    title = escape(names.method(method))
+    label = f"{title}: variance within and between clients and of their sampling, beside the squared gradient"
+    return (
+        f'<figure data-method="{escape(method)}"><figcaption>{title}</figcaption>'
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">{"".join(parts)}</svg></figure>'
+    )
+
+
+# ---- the table -----------------------------------------------------------------------------------------
+
+
+def _table(column: Column, methods: list[str]) -> str:
+    heads = "".join(
+        f'<th data-column="{i}" aria-sort="none"><button type="button">{names.metric(f"variance_{name}")}</button></th>'
+        for i, name in enumerate(SHOWN, start=1)
+    )
+    rows = []
+    for method in methods:
+        cells = "".join(_cell(at_the_end(column, method, name)) for name in SHOWN)
+        title = escape(names.method(method))
+        rows.append(f'<tr data-method="{escape(method)}"><th data-value="{title}">{title}</th>{cells}</tr>')
+    return (
+        '<div class="scroll" tabindex="0" role="region" aria-label="Variance at the last probe">'
+        '<table class="sortable">'
+        '<thead><tr><th data-column="0" aria-sort="none"><button type="button">Method</button></th>'
+        f"{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+    )
+
+
+def _cell(value: Value | None) -> str:
+    if value is None:
+        return '<td class="none" data-value="">–</td>'
+    ends = value.low is not None and value.high is not None and math.isfinite(value.low)
+    interval = f" <small>{value.low:.3g} to {value.high:.3g}</small>" if ends else ""
+    return f'<td data-value="{value.mean:.6g}"><span class="mean">{value.mean:.3g}</span>{interval}</td>'
