@@ -3,10 +3,12 @@
     python bench/scaling.py --device cuda
 
 Clients have equal sizes here, so that one number changes at a time. The exponent of a law time ~ x^a is fitted
-to the larger half of each sweep; the paper claims memory linear in the clients and time linear in |D_u|.
+to the larger half of each sweep, where the card is full; the paper claims memory linear in the clients and time linear
+in |D_u|. Memory is what the stack reserves on the card beyond the samples, personal state of clients included.
 """
 
 import argparse
+import gc
 import time
 from typing import Any
 
@@ -17,11 +19,14 @@ from study import images, machine, problems
 from fedncv.engine.problem import DivergedError, start
 from fedncv.engine.stacked import StackedEngine
 
-SWEEPS: dict[str, list[dict[str, int]]] = {
-    "clients a round": [{"per_round": m} for m in (2, 5, 10, 20, 50, 100)],
-    "seeds": [{"seeds": s} for s in (1, 2, 5, 10)],
-    "clients of the federation": [{"clients": n, "samples": 400 * n} for n in (50, 100, 200)],
-    "samples of a client": [{"samples": 100 * size} for size in (100, 200, 400, 800)],
+SWEEPS: dict[str, list[dict[str, Any]]] = {
+    "clients a round": [{"per_round": m, "clients": 400, "samples": 80_000} for m in (5, 10, 25, 50, 100, 200, 400)],
+    "seeds": [{"seeds": s} for s in (1, 2, 5, 10, 20, 40)],
+    "clients of the federation, 10 a round": [{"clients": n, "samples": 200 * n} for n in (50, 100, 200, 400)],
+    "clients of the federation, all a round, with state": [
+        {"clients": n, "per_round": n, "samples": 100 * n, "method": "scaffold"} for n in (50, 100, 200, 400, 800)
+    ],
+    "samples of a client": [{"samples": 100 * size, "per_round": 50} for size in (50, 100, 200, 400, 800)],
 }
 
 
@@ -29,28 +34,38 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--points", type=int, default=None, help="only the first so many of each sweep")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     print(machine())
-    for name, points in SWEEPS.items():
-        measured = [point(arguments, **each) for each in points]
-        print(f"\n{name:>28s}    s a round   samples/s   memory")
-        for each, (seconds, rate, memory) in zip(points, measured, strict=True):
-            print(
-                f"{'  '.join(f'{k} {v}' for k, v in each.items()):>28s} {seconds:12.4f} {rate:11,.0f} {memory:6.2f} GiB"
-            )
+    for name, sweep in SWEEPS.items():
+        points = sweep[: arguments.points]
+        print(f"\n{name:>60s}    s a round   samples/s   memory", flush=True)
+        measured = []
+        for each in points:
+            seconds, rate, memory = point(arguments, **each)
+            measured.append((seconds, rate, memory))
+            words = "  ".join(f"{k} {v}" for k, v in each.items())
+            print(f"{words:>60s} {seconds:12.4f} {rate:11,.0f} {memory:6.2f} GiB", flush=True)
         x = np.log([next(iter(each.values())) for each in points])[len(points) // 2 - 1 :]
         for what, column in (("time", 0), ("memory", 2)):
             y = np.array([each[column] for each in measured])[len(points) // 2 - 1 :]
             if (y > 0).all():
-                print(f"{what} ~ x^{np.polyfit(x, np.log(y), 1)[0]:.2f}")
+                print(f"{what} ~ x^{np.polyfit(x, np.log(y), 1)[0]:.2f}", flush=True)
 
 
 def point(
-    arguments: argparse.Namespace, *, seeds: int = 2, clients: int = 100, per_round: int = 10, samples: int = 40_000
+    arguments: argparse.Namespace,
+    *,
+    seeds: int = 2,
+    clients: int = 100,
+    per_round: int = 10,
+    samples: int = 20_000,
+    method: str = "fedavg",
 ) -> tuple[float, float, float]:
     """Seconds of a round, samples a second, and GiB that the stack takes."""
     settings: dict[str, Any] = {"device": arguments.device, "clients": clients, "per_round": per_round, "epochs": 2}
+    settings["method"] = method
     made = problems(seeds, data=images(samples), partition="iid", rounds=arguments.rounds + 1, **settings)
     device = made[0].model.start_P.device
     engine, states = StackedEngine(made), [start(problem) for problem in made]
@@ -64,10 +79,11 @@ def point(
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     seconds = (time.perf_counter() - began) / arguments.rounds
-    memory = 0.0
+    memory, _samples = 0.0, engine.resident  # which stay where they are, and are not counted
     if device.type == "cuda":
         memory = torch.cuda.memory_reserved(device) / 2**30
-        del engine, states, made
+        del engine, states
+        gc.collect()
         torch.cuda.empty_cache()
         memory -= torch.cuda.memory_reserved(device) / 2**30
     return seconds, engine_rate(samples, clients, per_round, seeds) / seconds, memory
