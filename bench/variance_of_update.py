@@ -3,7 +3,7 @@
     python bench/variance_of_update.py --data cifar10 --device cuda --out rows.jsonl fedavg scaffold fedvarp fedncv
     python bench/variance_of_update.py --cost --device cuda --data cifar10 fedavg fedncv
 
-`fedncv variance --rows rows.jsonl` prints the table and draws the figures. With --cost, for every method at the state
+`fedncv variance --show rows.jsonl` prints the table and draws the figures. With --cost, for every method at the state
 after two rounds: seconds of the local training of all clients, twice, as the probe needs it, and of the whole probe.
 """
 

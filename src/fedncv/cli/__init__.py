@@ -12,6 +12,7 @@ COMMANDS = {
     "resume": "go on with runs that were stopped",
     "show": "a table and a curve of finished or running runs",
     "export": "write a trained model as an ordinary state_dict",
+    "variance": "measure the error of the aggregated update, method by method",
     "methods": "the methods, their knobs and what they reveal",
     "datasets": "the datasets and where their files belong",
     "partition": "draw who holds what",

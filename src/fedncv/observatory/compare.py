@@ -6,10 +6,10 @@ from typing import Any, Literal
 
 from fedncv.config import RunConfig
 from fedncv.data import Dataset, load
-from fedncv.engine.problem import Problem, build
+from fedncv.engine.problem import Problem, build, start
 from fedncv.engine.sequential import one_thread
-from fedncv.observatory.everyone import Engine, engine_for, everyone
-from fedncv.observatory.shadow import Path, paths_of, states_along
+from fedncv.observatory.everyone import Engine, common_point, engine_for, everyone
+from fedncv.observatory.shadow import Path, follow, paths_of, states_along
 from fedncv.observatory.update import Row, probe
 
 OWN: Literal["own"] = "own"
@@ -49,6 +49,15 @@ def rows_of(
                 for problem, state, first, second in zip(engine.problems, states, answers, again, strict=True):
                     row = probe(problem, state, first, second, num_draws=num_draws)
                     yield _label(problem, method if reference == OWN else reference, t) | row
+
+
+def check(config: RunConfig, methods: Sequence[str], reference: str) -> None:
+    """ValueError unless data, model, device and every method are there and have a model that all clients share."""
+    data = load(config.data, config.data_dir or None)
+    for method in dict.fromkeys([*methods, *([] if reference == OWN else [reference])]):
+        (problem,) = _problems(replace(config, method=method), [0], data)
+        state = start(problem)
+        follow(problem, state, common_point(problem, state))
 
 
 def _problems(config: RunConfig, seeds: Sequence[int], data: Dataset) -> list[Problem]:

@@ -1,6 +1,7 @@
 """The error of a server's step over the draw of clients, at one frozen state.
 
-    step(S) = x - model(aggregate(server, answers of S))        the method's own aggregate, nothing rewritten
+    step(S) = x - model(aggregate(server, answers of S))        the method's own aggregate, nothing rewritten; the
+                                                                model is the one that clients begin with
     error   = step(S) - step(all)                               all: everybody answers, and was certain to
 
 Most servers are affine in their answers, in one of three forms. With d_u = step({u}), the step if u alone answered:
@@ -31,12 +32,12 @@ import torch
 from torch import Tensor
 
 from fedncv.engine import sampling
-from fedncv.engine.problem import Problem, State
+from fedncv.engine.problem import Problem, State, arrivals
 from fedncv.estimators import uniform_joint_inclusion
 from fedncv.keys import generator, key_for
 from fedncv.methods.base import Replies, ServerAsk
-from fedncv.observatory.everyone import Everyone, doubled, shared_model
-from fedncv.tree import tree_map
+from fedncv.observatory.everyone import Everyone, doubled
+from fedncv.tree import row, tree_map
 
 Form = Literal["mean", "ratio", "sum", "none"]
 MOST_LISTED = 20_000  # draws, above which some are drawn instead
@@ -98,7 +99,9 @@ def frozen_server(problem: Problem, state: State, answers: Everyone) -> Server:
     problem = problem.at(state.round)
     method, device = problem.method, answers.ids_N.device
     server, ids = doubled(state.server), answers.ids_N
-    x_P = shared_model(problem, state._replace(server=server))
+    first = int(ids[0])
+    (arrival,) = arrivals(problem, state, np.array([first]))
+    begins, own = problem.ask(first, arrival.buffers_R, state.round), doubled(arrival.kept.own)
     ask = ServerAsk(problem.model, state.round, key_for(problem.config.seed, "server", state.round).to(device))
     sizes_N = problem.federation.sizes_N.to(device)[ids]
     inclusion_N = torch.from_numpy(problem.inclusion_N).to(device)[ids] * (1 - problem.config.dropout)
@@ -108,10 +111,13 @@ def frozen_server(problem: Problem, state: State, answers: Everyone) -> Server:
         ups = tree_map(lambda leaf: leaf[some], answers.ups)
         return method.aggregate(ask, server, Replies(ups, ids[some], sizes_N[some], inclusion_S))
 
+    def model(server: object) -> Tensor:
+        return method.begin(begins, row(method.broadcast(server, ids[:1]), 0), own)[0]
+
+    x_P = model(server)
+
     def step(some: Tensor, certain: bool) -> Tensor:
-        model_P = method.shared(answer(some, certain))
-        assert model_P is not None
-        return x_P - model_P
+        return x_P - model(answer(some, certain))
 
     return Server(x_P, server, sizes_N, inclusion_N, answer, step)
 

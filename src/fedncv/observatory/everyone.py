@@ -19,6 +19,7 @@ from fedncv.engine.choose import SequentialEngine
 from fedncv.engine.local import train
 from fedncv.engine.problem import DivergedError, Problem, State, arrivals
 from fedncv.engine.stacked import CannotStackError, StackedEngine
+from fedncv.methods.base import BufferRule
 from fedncv.tree import leaves, stack, tree_map
 
 Engine = SequentialEngine | StackedEngine
@@ -52,14 +53,27 @@ def everyone(engine: Engine, states: Sequence[State], *, replicate: int = 0) -> 
     return [_one_by_one(p, s, replicate) for p, s in zip(engine.problems, states, strict=True)]
 
 
-def shared_model(problem: Problem, state: State) -> Tensor:
-    """The model that all clients share; ValueError where each has a part of its own."""
-    x_P = problem.method.shared(state.server)
-    if x_P is None or problem.buffer_rule != "averaged":
+class Point(NamedTuple):
+    """What clients begin a round with."""
+
+    x_P: Tensor
+    buffers_R: Tensor
+
+
+def common_point(problem: Problem, state: State) -> Point:
+    """The model and running statistics that all clients are sent; ValueError where each has a part of its own.
+
+    It is the model that they train from, as `begin` has it. A method may hand out another one for use.
+    """
+    rule = problem.buffer_rule
+    of_each = rule == "personal" or (isinstance(rule, BufferRule) and not rule.shared)
+    if of_each or problem.method.shared(state.server) is None:
         raise ValueError(
             f"{problem.config.method} has no model that all clients share, so there is no common update to measure"
         )
-    return x_P
+    (arrival,) = arrivals(problem, state, np.array([0]))
+    ask = problem.ask(0, arrival.buffers_R, state.round)
+    return Point(problem.method.begin(ask, arrival.down, arrival.kept.own)[0], arrival.buffers_R)
 
 
 def doubled(tree: Any) -> Any:
@@ -73,7 +87,7 @@ def _another_seed(seed: int, replicate: int) -> int:
 
 def _one_by_one(problem: Problem, state: State, replicate: int) -> Everyone:
     problem = problem.at(state.round)
-    x_P = shared_model(problem, state)
+    x_P = common_point(problem, state).x_P
     keyed = problem._replace(config=replace(problem.config, seed=_another_seed(problem.config.seed, replicate)))
     ids, ys, ups = [], [], []
     for arrival in arrivals(problem, state, np.arange(problem.federation.num_clients)):
@@ -89,7 +103,7 @@ def _one_by_one(problem: Problem, state: State, replicate: int) -> Everyone:
 
 def _stacked(engine: StackedEngine, states: Sequence[State], replicate: int) -> list[Everyone]:
     num_clients, round = engine.resident.num_clients, states[0].round
-    x_JP = [shared_model(problem, state).double() for problem, state in zip(engine.problems, states, strict=True)]
+    x_JP = [common_point(problem, state).x_P.double() for problem, state in zip(engine.problems, states, strict=True)]
     arrived = engine.arrive(states, [np.arange(num_clients)] * len(states))
     with _seeds(engine, replicate):
         plan = engine.plan(arrived.rows, [1.0] * len(arrived.rows), round)

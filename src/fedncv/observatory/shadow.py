@@ -12,41 +12,41 @@ so SCAFFOLD's c_u, FedVARP's h_u and FedNCV's h_u, c_u, alpha_u and beta are wha
 moved the model. A method in the shadow of itself is the run itself, bit for bit. A server's velocity is carried
 along, too; it is known before the draw, so it has no part in any error over the draw.
 
-Which tensor of a server's state is the model is asked of the method: the one that `shared` returns.
+Which tensor of a server's state is the model is asked of the method: the one that clients begin with (`begin`).
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
+import torch
 from torch import Tensor
 
-from fedncv.engine.problem import DivergedError, State, start
-from fedncv.methods.base import Method
-from fedncv.observatory.everyone import Engine, shared_model
-from fedncv.tree import leaves, tree_map
-
-
-class Point(NamedTuple):
-    """Where a run stood after a round."""
-
-    x_P: Tensor
-    buffers_R: Tensor
-
+from fedncv.engine.problem import DivergedError, Problem, State, start
+from fedncv.observatory.everyone import Engine, Point, common_point
 
 Path = list[Point]  # of one run, from the initial model on
 
 
-def with_model(method: Method, server: Any, x_P: Tensor) -> Any:
-    """The server's state with its model replaced; all else is the very same tensors."""
-    model_P = method.shared(server)
-    if model_P is None or not any(leaf is model_P for _, leaf in leaves(server)):
-        raise ValueError("this server keeps no model that all clients share; it cannot follow another run")
-    return tree_map(lambda leaf: x_P if leaf is model_P else leaf, server)
+def follow(problem: Problem, state: State, point: Point) -> State:
+    """The state as it is at the point of another run: model and running statistics replaced, all else the very same."""
+    own = common_point(problem, state)
+    server, found = replaced(state.server, own.x_P, point.x_P)
+    buffers, sent = replaced(state.buffers, own.buffers_R, point.buffers_R)
+    if not found or not sent:
+        raise ValueError(f"{problem.config.method}'s server does not keep the model as it sends it: it cannot follow")
+    return state._replace(server=server, buffers=buffers)
 
 
-def follow(method: Method, state: State, point: Point) -> State:
-    """The state as it is at the point of another run."""
-    return state._replace(server=with_model(method, state.server, point.x_P), buffers=point.buffers_R)
+def replaced(tree: Any, old: Tensor, new: Tensor) -> tuple[Any, bool]:
+    """The tree with ``new`` for the tensors that equal ``old``, and whether there is one. Rows of clients are left."""
+    if isinstance(tree, Tensor):
+        same = tree.shape == old.shape and torch.equal(tree, old)
+        return (new if same else tree), same
+    if isinstance(tree, tuple):
+        parts = [replaced(part, old, new) for part in tree]
+        made = (part for part, _ in parts)
+        return (type(tree)(*made) if hasattr(tree, "_fields") else tuple(made)), any(found for _, found in parts)
+    return tree, False
 
 
 def states_along(engine: Engine, rounds: int, paths: Sequence[Path] | None = None) -> Iterator[list[State]]:
@@ -54,21 +54,18 @@ def states_along(engine: Engine, rounds: int, paths: Sequence[Path] | None = Non
     states = [start(problem) for problem in engine.problems]
     for t in range(rounds + 1):
         if paths is not None:
-            method = engine.problems[0].method
-            states = [follow(method, state, path[t]) for state, path in zip(states, paths, strict=True)]
+            each = zip(engine.problems, states, paths, strict=True)
+            states = [follow(problem, state, path[t]) for problem, state, path in each]
         yield states
         if t < rounds:
             settled = engine.run_rounds(states)
-            for each in settled:
-                if isinstance(each, DivergedError):
-                    raise each
-            states = [each[0] for each in settled if not isinstance(each, DivergedError)]
+            for outcome in settled:
+                if isinstance(outcome, DivergedError):
+                    raise outcome
+            states = [outcome[0] for outcome in settled if not isinstance(outcome, DivergedError)]
 
 
 def paths_of(engine: Engine, rounds: int) -> Iterator[list[Point]]:
     """The points of all runs after 0, 1, …, ``rounds`` rounds."""
     for states in states_along(engine, rounds):
-        yield [
-            Point(shared_model(problem, state), state.buffers)
-            for problem, state in zip(engine.problems, states, strict=True)
-        ]
+        yield [common_point(problem, state) for problem, state in zip(engine.problems, states, strict=True)]

@@ -1,0 +1,162 @@
+"""fedncv variance: the error of the aggregated update, method by method, at the same frozen models."""
+
+import json
+import sys
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from fedncv.cli.arguments import parse
+from fedncv.config import RunConfig, Settings
+from fedncv.observatory.compare import OWN, check, rows_of
+from fedncv.observatory.table import Row, print_tables, read_rows
+from fedncv.results import is_run, read_config
+
+ROWS = "variance.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments(Settings):
+    """Compare estimators of the update at the same frozen models of one reference run.
+
+    At some rounds of the reference all clients are trained, and every method's aggregated update over the draw of
+    clients is set against full participation: error, bias, variance, what its memory removes. Each method keeps its
+    memory in shadow along the reference's path. Prints a table, writes the rows and draws five pictures.
+    """
+
+    what: Annotated[tuple[str, ...], tyro.conf.Positional]
+    """Methods, with knobs if need be. A run's folder may come first: its settings and method are the reference's."""
+    seeds: tuple[int, ...] = (0,)
+    """One or more seeds, a reference run each."""
+    at: tuple[int, ...] = ()
+    """Rounds after which the models are frozen: --at 20 40; empty: five, evenly spread up to the last round."""
+    reference: str = "fedavg"
+    """The method whose run is followed, or own: every method on its own path."""
+    draws: int = 2000
+    """Draws of clients where there are too many to list and the estimator is a ratio; at least 10."""
+    within: bool = True
+    """Train all clients a second time, to tell the noise of mini-batches from clients that differ."""
+    show: str = ""
+    """Train nothing: the tables and pictures of the rows in this file."""
+    out: str = "runs/variance"
+    """Folder for rows and pictures."""
+    overwrite: bool = False
+    """Replace the rows that are there."""
+
+
+def main(argv: list[str]) -> int:
+    arguments = parse(Arguments, argv, command="variance", default=_defaults(argv))
+    out = Path(arguments.out)
+    if arguments.show:
+        return _show(read_rows(Path(arguments.show)), out)
+    config, methods = _asked(arguments)
+    at = arguments.at or tuple(sorted({max(1, round(config.rounds * k / 5)) for k in range(1, 6)}))
+    _check(arguments, config, at)
+    check(config, methods, arguments.reference)
+    path = out / ROWS
+    if path.exists() and not arguments.overwrite:
+        raise ValueError(f"{path} is there already; --show {path} shows it, --overwrite replaces it")
+    out.mkdir(parents=True, exist_ok=True)
+    path.write_text("")
+    rows: list[Row] = []
+    stopped = False
+    with _Progress((len(methods) + (arguments.reference != OWN)) * max(at)) as progress:
+        found = rows_of(
+            config, methods, seeds=arguments.seeds, reference=arguments.reference, at=at,
+            num_draws=arguments.draws, within=arguments.within, tell=progress.tell,
+        )  # fmt: skip
+        try:
+            for row in found:
+                rows.append(row)
+                with path.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(row) + "\n")
+                progress.row(row)
+        except KeyboardInterrupt:
+            stopped = True
+    if stopped:
+        print(f"stopped; the {len(rows)} rows so far are in {path}", file=sys.stderr)
+    if rows:
+        _show(rows, out)
+    return 130 if stopped else 0
+
+
+def _defaults(argv: list[str]) -> Arguments:
+    """The options' defaults: the protocol's, or those of the run that is named first."""
+    if argv and not argv[0].startswith("-") and is_run(Path(argv[0])):
+        config = read_config(Path(argv[0]))
+        settings = {f.name: getattr(config, f.name) for f in fields(Settings)}
+        return Arguments(**settings, what=(), seeds=(config.seed,), reference=config.method)
+    return Arguments(what=())
+
+
+def _asked(arguments: Arguments) -> tuple[RunConfig, tuple[str, ...]]:
+    methods = arguments.what
+    if methods and Path(methods[0]).is_dir():
+        if not is_run(Path(methods[0])):
+            raise ValueError(f"{methods[0]} is a folder, but no run; name a run's folder, or methods")
+        methods = methods[1:] or (read_config(Path(methods[0])).method,)
+    if not methods:
+        raise ValueError("name a run's folder or one or more methods, as in: fedncv variance fedavg fedvarp fedncv")
+    if len(set(methods)) < len(methods) or len(set(arguments.seeds)) < len(arguments.seeds):
+        raise ValueError("a method or a seed is named twice")
+    return RunConfig(**{f.name: getattr(arguments, f.name) for f in fields(Settings)}), methods
+
+
+def _check(arguments: Arguments, config: RunConfig, at: tuple[int, ...]) -> None:
+    if not arguments.seeds:
+        raise ValueError("give at least one seed: --seeds 0")
+    if arguments.draws < 10:
+        raise ValueError(f"--draws must be at least 10, not {arguments.draws}")
+    for t in at:
+        if not 0 <= t <= config.rounds:
+            raise ValueError(f"--at {t}: the run has rounds 0 to {config.rounds}")
+    if max(at) == 0 and config.rounds == 0:
+        raise ValueError("rounds is 0: there is no path to follow; give at least one round")
+
+
+def _show(rows: list[Row], out: Path) -> int:
+    from fedncv.observatory.figures import draw_all
+
+    print_tables(rows)
+    for picture in draw_all(rows, out):
+        print(f"picture  {picture}")
+    return 0
+
+
+class _Progress:
+    """A bar over all rounds in a terminal; elsewhere a line for every row."""
+
+    def __init__(self, total: int) -> None:
+        self._bar: Any = None
+        if sys.stdout.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+            columns = TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()
+            self._bar = Progress(*columns, console=Console(), transient=True)
+            self._task = self._bar.add_task("", total=total)
+        self._done, self._now = 0, ""
+
+    def __enter__(self) -> "_Progress":
+        if self._bar:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def tell(self, what: str, round: int, rounds: int) -> None:
+        if what != self._now:
+            self._done, self._now = self._done + (rounds if self._now else 0), what
+        if self._bar:
+            self._bar.update(self._task, description=f"{what}  round {round}/{rounds}", completed=self._done + round)
+
+    def row(self, row: Row) -> None:
+        if not self._bar:
+            words = f"{row['method']}  seed {row['seed']}  round {row['round']}"
+            print(
+                f"{words}  error {row['mse'] / row['full2']:.3f}  bias² {row['bias2'] / row['full2']:.3f}", flush=True
+            )

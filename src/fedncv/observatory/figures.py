@@ -1,0 +1,155 @@
+"""Five pictures of the probes of the update, from their rows; a panel for each federation."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedncv.figures import COLOURS, STYLES
+from fedncv.observatory.table import Row, aims, groups, mean_of, panels, reference_of, relative
+
+Axes = Any
+
+
+def draw_all(rows: list[Row], folder: Path, *, prefix: str = "") -> list[Path]:
+    """Every picture that the rows have something for."""
+    folder.mkdir(parents=True, exist_ok=True)
+    pictures: dict[str, tuple[Callable[[Axes, list[Row]], None], Callable[[Row], bool]]] = {
+        "error": (error_against_round, lambda _: True),
+        "split": (split, lambda row: "within" in row),
+        "beta": (error_against_beta, lambda row: "curve" in row),
+        "alpha": (alphas, lambda row: "alpha_best" in row),
+        "layers": (layers, lambda _: True),
+    }
+    made = []
+    for name, (draw, has) in pictures.items():
+        if found := [row for row in rows if has(row)]:
+            made.append(_panels(found, draw, folder / f"{prefix}{name}.png"))
+    return made
+
+
+def _panels(rows: list[Row], draw: Callable[[Axes, list[Row]], None], path: Path) -> Path:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    parts = panels(rows)
+    figure, grid = plt.subplots(1, len(parts), figsize=(7.5 * len(parts), 4.6), layout="constrained", squeeze=False)
+    for axes, (where, some) in zip(grid[0], parts.items(), strict=True):
+        draw(axes, some)
+        axes.set_title(where, loc="left", fontsize=10)
+        axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+    return path
+
+
+def _look(rows: list[Row], every: list[Row]) -> dict[str, Any]:
+    """Colour and line of a method, the same in all pictures of a study."""
+    i = list(groups(every, "method")).index(rows[0]["method"])
+    return {"color": COLOURS[i % len(COLOURS)], "linestyle": STYLES[i // len(COLOURS) % len(STYLES)]}
+
+
+def _name(rows: list[Row]) -> str:
+    return f"{rows[0]['method']}{'' if aims(rows) else ' *'}"
+
+
+def error_against_round(axes: Axes, rows: list[Row]) -> None:
+    """Mean squared error over the draw against the round, mean over seeds."""
+    methods = groups(rows, "method")
+    own = reference_of(rows).startswith("each")
+    for number, mine in enumerate(methods.values()):
+        look, by_round = _look(mine, rows), groups(mine, "round")
+        rounds = sorted(by_round)
+        found = [mean_of(by_round[t], "mse") for t in rounds]
+        values, halves = [n.value for n in found if n], [n.half for n in found if n]
+        aside = [t + 0.6 * (number - len(methods) / 2) for t in rounds]  # so that bars do not hide each other
+        axes.errorbar(aside, values, yerr=halves, label=_name(mine), marker="o", markersize=4, capsize=2, **look)
+        if own:
+            plain = [mean_of(by_round[t], "plain") for t in rounds]
+            label = f"{mine[0]['method']}: FedAvg's weights on its updates"
+            axes.plot(aside, [n.value for n in plain if n], ":", color=look["color"], label=label)
+    axes.set_yscale("log")
+    axes.set_xlabel(f"round   ({reference_of(rows)})", fontsize=9)
+    axes.set_ylabel("error of the aggregated update / |full update|²")
+    axes.legend(frameon=False, fontsize=8, ncols=2)
+
+
+def split(axes: Axes, rows: list[Row]) -> None:
+    """Where the error comes from: a bar a method, mean over the frozen states."""
+    methods = groups(rows, "method")
+    parts = {
+        "between": ("clients differ (between)", "#D55E00"),
+        "within": ("mini-batches (within)", "#56B4E9"),
+        "bias2": ("bias²", "#000000"),
+    }
+    left = np.zeros(len(methods))
+    places = np.arange(len(methods))[::-1]
+    for part, (label, colour) in parts.items():
+        found = [mean_of(mine, part) for mine in methods.values()]
+        widths = np.array([max(0.0, n.value) if n else 0.0 for n in found])
+        axes.barh(places, widths, left=left, color=colour, label=label, height=0.7)
+        left += widths
+    axes.set_yticks(places, [_name(mine) for mine in methods.values()])
+    for place, total in zip(places, left, strict=True):
+        axes.text(total, place, f" {total:.2f}", va="center", fontsize=8)
+    axes.set_xlim(0, 1.12 * left.max())
+    axes.set_xlabel("part of the error / |full update|²")
+    axes.legend(frameon=False, fontsize=8, loc="lower right")
+
+
+def error_against_beta(axes: Axes, rows: list[Row]) -> None:
+    """mse(beta) = A - 2 beta B + beta^2 C at the last round, for every method that remembers updates; first seed."""
+    last = max(row["round"] for row in rows)
+    beta_G = np.linspace(-0.1, 1.3, 141)
+    drawn: dict[tuple[float, ...], str] = {}
+    for mine in groups([row for row in rows if row["round"] == last], "method").values():
+        row = mine[0]
+        a, b, c = (x / row["full2"] for x in row["curve"])
+        look = _look(mine, rows)
+        same = tuple(round(x, 6) for x in (a, b, c))  # methods that remember the same have one curve
+        if same not in drawn:
+            drawn[same] = row["method"]
+            axes.plot(beta_G, a - 2 * beta_G * b + beta_G**2 * c, **look)
+            best = row["beta_best"]
+            axes.plot(best, relative(row, "best"), "*", color=look["color"], markersize=14, zorder=3)
+        label = f"{row['method']}: β {row['beta']:.2f}, best {row['beta_best']:.2f}, ρ² {row['rho2']:.2f}"
+        axes.plot(row["beta"], relative(row, "mse"), "o", color=look["color"], markersize=8, zorder=4, label=label)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel(f"β   (round {last}, seed {rows[0]['seed']}; o in use, ★ best; 0 no memory)")
+    axes.set_ylabel("error of the aggregated update / |full update|²")
+    axes.legend(frameon=False, fontsize=8)
+
+
+def alphas(axes: Axes, rows: list[Row]) -> None:
+    """alpha_u in use against the best one for the next round, a point a client and seed, at the last round."""
+    last = max(row["round"] for row in rows)
+    for mine in groups([row for row in rows if row["round"] == last], "method").values():
+        look = _look(mine, rows)
+        used, best = (np.concatenate([row[name] for row in mine]) for name in ("alpha", "alpha_best"))
+        left = [np.sum([row[f"drift_{name}"] for row in mine]) for name in ("without", "with", "best")]
+        label = (
+            f"{mine[0]['method']}: {left[1] / left[0]:.0%} of the clients' spread left, {left[2] / left[0]:.0%} at best"
+        )
+        axes.plot(used, best, "o", color=look["color"], markersize=4, alpha=0.5, label=label)
+    axes.plot([0, 1], [0, 1], color="grey", linewidth=1)
+    axes.set_xlabel(f"α of a client, in use   (round {last}; 0 FedAvg, 1 SCAFFOLD)")
+    axes.set_ylabel("its best α for the gradients that come")
+    axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(0.0, -0.13))
+
+
+def layers(axes: Axes, rows: list[Row]) -> None:
+    """Error of a module over the squared full update of that module, mean over the frozen states."""
+    methods = groups(rows, "method")
+    names = rows[0]["layers"]
+    width = 0.8 / len(methods)
+    for number, mine in enumerate(methods.values()):
+        ratio = [np.array(row["layer_mse"]) / np.maximum(np.array(row["layer_full2"]), 1e-300) for row in mine]
+        places = np.arange(len(names)) + (number - (len(methods) - 1) / 2) * width
+        axes.bar(places, np.mean(ratio, axis=0), width, color=_look(mine, rows)["color"], label=_name(mine))
+    axes.set_xticks(np.arange(len(names)), names, rotation=20, fontsize=8)
+    axes.set_yscale("log")
+    axes.set_ylabel("error of the module / |its full update|²")
+    axes.legend(frameon=False, fontsize=8, ncols=2)

@@ -1,0 +1,170 @@
+"""Rows of probes as tables: a line a method, and errors by round. Everything squared is relative to |full update|^2."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy import stats
+
+Row = dict[str, Any]
+RELATIVE = ("mse", "bias2", "variance", "plain", "within", "between", "without", "best", "apart")
+ENOUGH_SEEDS = 3  # for an interval over seeds
+
+
+class Number(NamedTuple):
+    """A mean over frozen states, and half of its 95 % interval."""
+
+    value: float
+    half: float
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a file; a last line cut short is left out."""
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}") from None
+    rows = []
+    for number, line in enumerate(lines[:-1], start=1):
+        try:
+            row = json.loads(line)
+            row["method"], row["round"], row["seed"], row["mse"], row["full2"]
+        except (ValueError, KeyError, TypeError):
+            raise ValueError(f"{path}, line {number}, is not a row of `fedncv variance`") from None
+        rows.append(row)
+    if not rows:
+        raise ValueError(f"{path} holds no rows")
+    return rows
+
+
+def groups(rows: list[Row], name: str) -> dict[Any, list[Row]]:
+    """Rows by the value they have under a name, in the order they came."""
+    found: dict[Any, list[Row]] = {}
+    for row in rows:
+        found.setdefault(row[name], []).append(row)
+    return found
+
+
+def panels(rows: list[Row]) -> dict[str, list[Row]]:
+    """Rows of each federation."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        where = f"{row['data']}, {row['partition']}, {row['per_round']} of {row['clients']} clients"
+        found.setdefault(where, []).append(row)
+    return found
+
+
+def relative(row: Row, name: str) -> float:
+    return float(row[name] / row["full2"]) if name.removesuffix("_low").removesuffix("_high") in RELATIVE else row[name]
+
+
+def mean_of(rows: list[Row], name: str) -> Number | None:
+    """Mean over frozen states. The interval is over seeds (Student's t on the seeds' means) from three seeds on; else
+    it is that of the states' own intervals, taken as independent, and covers nothing but the draws."""
+    found = [row for row in rows if row.get(name) is not None and np.isfinite(row[name])]
+    if not found:
+        return None
+    value = float(np.mean([relative(row, name) for row in found]))
+    seeds = [np.mean([relative(row, name) for row in some]) for some in groups(found, "seed").values()]
+    if len(seeds) >= ENOUGH_SEEDS:
+        half = stats.t.ppf(0.975, len(seeds) - 1) * np.std(seeds, ddof=1) / len(seeds) ** 0.5
+        return Number(value, float(half))
+    if name + "_low" not in found[0]:
+        return Number(value, 0.0)
+    halves = [(relative(row, name + "_high") - relative(row, name + "_low")) / 2 for row in found]
+    return Number(value, float(np.sqrt(np.sum(np.square(halves))) / len(halves)))
+
+
+COLUMNS = {
+    "mse": "error",
+    "bias2": "bias²",
+    "within": "within",
+    "between": "between",
+    "cosine": "cosine",
+    "beta": "β",
+    "beta_best": "best β",
+    "rho2": "ρ²",
+    "without": "without",
+    "times": "× below plain",
+}
+
+
+def print_tables(rows: list[Row]) -> None:
+    """What the numbers are is said below the tables."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console() if Console().is_terminal else Console(width=140)
+
+    def new(title: str, headings: list[str]) -> Table:
+        table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        table.add_column("method", overflow="fold")
+        for heading in headings:
+            table.add_column(heading, justify="right", no_wrap=True)
+        return table
+
+    for where, some in panels(rows).items():
+        rounds = sorted(groups(some, "round"))
+        seeds = sorted(groups(some, "seed"))
+        states = f"rounds {', '.join(map(str, rounds))}; seeds {', '.join(map(str, seeds))}"
+        table = new(f"{where}\n{reference_of(some)}; mean over {states}", list(COLUMNS.values()))
+        by_round = new("error by round", [str(t) for t in rounds])
+        for method, mine in groups(some, "method").items():
+            name = method if aims(mine) else f"{method} *"
+            table.add_row(name, *(_cell(mine, column) for column in COLUMNS))
+            by_round.add_row(name, *(_cell([r for r in mine if r["round"] == t], "mse") for t in rounds))
+        console.print(table)
+        console.print(by_round)
+    console.print(notes(rows), highlight=False)
+
+
+def aims(rows: list[Row]) -> bool:
+    return all(row.get("aims", True) for row in rows)
+
+
+def reference_of(rows: list[Row]) -> str:
+    references = list(groups(rows, "reference"))
+    if all(row["reference"] == row["method"] for row in rows) and len(groups(rows, "method")) > 1:
+        return "each method on its own path"
+    return f"all at the models of {' and '.join(references)}'s run, memory in shadow"
+
+
+def notes(rows: list[Row]) -> str:
+    enough = all(len(groups(some, "seed")) >= ENOUGH_SEEDS for some in panels(rows).values())
+    unit = "seed" if enough else "draw; numbers without one are exact"
+    lines = [
+        "error, bias², within, between, without: relative to |sum p Δ|², what all clients together would do.",
+        "within: noise of mini-batches; between: clients that differ; without: the error without the memory;",
+        "plain: FedAvg's weights on the very same updates.",
+        f"± 95 % intervals, unit of resampling: the {unit}.",
+    ]
+    if not aims(rows):
+        lines.append(
+            "* aims at something else than sum p Δ (other weights or another scale): error around its own aim."
+        )
+    return "\n".join(lines)
+
+
+def _cell(rows: list[Row], name: str) -> str:
+    if name == "times" and not aims(rows):
+        return ""
+    number = mean_of(rows, name)
+    if number is None:
+        return ""
+    value = _short(number.value)
+    return f"{value} ± {_short(number.half)}" if number.half > 1e-9 * abs(number.value) else value
+
+
+def _short(x: float) -> str:
+    """Three digits, and nothing below a thousandth.
+
+    >>> _short(0.0123), _short(1.234), _short(12.34), _short(3e-21)
+    ('0.012', '1.23', '12.3', '0')
+    """
+    if abs(x) < 1e-12:
+        return "0"
+    digits: Callable[[float], int] = lambda size: 3 if size < 1 else 2 if size < 10 else 1  # noqa: E731
+    return f"{x:.{digits(abs(x))}f}"
