@@ -99,6 +99,23 @@ def test_equal_rows_of_two_clients_are_freed_once(tmp_path):
     assert [float(changed[u][0]) for u in range(5)] == [5, 0, 1, 6, 7]
 
 
+def test_of_two_places_with_one_name_the_whole_one_is_taken(tmp_path):
+    """What a run leaves that is killed in the middle of a row: its new name, or an old one, before other numbers."""
+    file = RowFile(CPU)
+    file.place(tmp_path / "rows.bin")
+    rows = Rows(file) | {0: torch.tensor([1.0, 2.0])}
+    whole = (tmp_path / "rows.bin").read_bytes()
+    half = whole[:NAME] + bytes(len(whole) - NAME)
+    for content, place in ((half + whole, 1), (whole + half, 0), (half + whole + whole, 1)):
+        (tmp_path / "copy.bin").write_bytes(content)
+        copy = RowFile(CPU, form=file.form)
+        copy.place(tmp_path / "copy.bin")
+        (slot,) = copy.find([rows.slots[0].name]).values()
+        assert slot.number == place
+        assert copy.read(slot).tolist() == [1.0, 2.0]
+        assert copy.free == [number for number in range(len(content) // len(whole)) if number != place]
+
+
 def test_rows_that_fit_stay_in_memory():
     tree = ({}, (torch.zeros(2), {}))
     for room, kind in ((2 * 10 * 16, dict), (2 * 10 * 16 - 1, Rows)):  # two of 10 clients' rows of 16 bytes
