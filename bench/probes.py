@@ -2,6 +2,7 @@
 
     python bench/probes.py --device cuda --seeds 5 --rounds 100 --every 10
     python bench/probes.py --device cuda --ways          # three ways to the same gradients, on one model
+    python bench/probes.py --intervals                   # how often the 95 % intervals hold the truth
 
 Pixels are drawn unless ``--data`` names a dataset; time does not depend on what they show. ``--ways`` compares
 per-sample gradients as they are used with convolutions written as matrix products and with gradients of batches,
@@ -10,12 +11,15 @@ E sum ||g_B - g_u||^2 / (k - 1) = S_u^2 / b, without a gradient for every sample
 """
 
 import argparse
+import math
 import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from study import images, machine, problems
 from throughput import settled, wait
 from torch import Tensor, nn
@@ -39,8 +43,12 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=100)
     parser.add_argument("--samples", type=int, default=60_000, help="of the drawn pixels")
     parser.add_argument("--ways", action="store_true", help="three ways to the gradients instead")
+    parser.add_argument("--intervals", action="store_true", help="coverage of the intervals instead")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    if arguments.intervals:
+        intervals(problems(1)[0].clients.sizes.astype(float))
+        return
     data = load(arguments.data) if arguments.data else images(arguments.samples)
     settings = {"method": arguments.method, "device": arguments.device, "clients": arguments.clients}
     made = problems(arguments.seeds, data=data, rounds=arguments.rounds, **settings)
@@ -85,9 +93,13 @@ def side_by_side(made: list[Problem], rounds: int, every: int) -> None:
     engine.close()
     study = clock["rounds"] + clock["scores"]
     samples = sum(float(problem.clients.sizes.sum()) for problem in made) * num_probes
-    on_top = clock["probes"] / study
-    print(f"{len(made)} seeds, {rounds} rounds: {study:.2f} s; {num_probes} probes: {clock['probes']:.2f} s")
-    print(f"probes {on_top:.1%} on top, {samples / clock['probes']:,.0f} samples/s, {memory:.2f} GiB more at a time")
+    a_round = clock["rounds"] / max(1, rounds - 1)
+    a_score, a_probe = clock["scores"] / num_probes, clock["probes"] / num_probes
+    steady = a_probe / (every * a_round + a_score) if rounds > 1 else math.nan
+    print(f"{len(made)} seeds, {rounds} rounds and scores: {study:.2f} s; {num_probes} probes: {clock['probes']:.2f} s")
+    print(f"a round {a_round:.3f} s, a score {a_score:.3f} s, a probe {a_probe:.3f} s of all seeds")
+    print(f"on top: {clock['probes'] / study:.1%}; of {every} rounds and a score: {steady:.1%}")
+    print(f"{samples / clock['probes']:,.0f} samples/s in probes, {memory:.2f} GiB more at a time", flush=True)
 
 
 def probe(engine: Engine, made: list[Problem], states: list[State]) -> list[at_model.Split]:
@@ -165,6 +177,37 @@ def ways(problem: Problem, seconds: float = 2.0) -> None:
             rate = done / (time.perf_counter() - began)
             off = float((means[-1] - means[0]).norm() / means[0].norm())
             print(f"chunk {chunk:5d}  {name:42s} {rate:12,.0f} samples/s   mean off by {off:.1e}", flush=True)
+
+
+# ---- intervals -------------------------------------------------------------------------------------------
+
+
+def intervals(sizes: NDArray[np.float64], repeats: int = 2000) -> None:
+    """Federations of made-up clients again and again: how often an interval holds the mean over all of them.
+
+    A client leans towards one of ten directions, as one with a majority class does, by more or less; sizes are those
+    of the study, drawn anew, or all equal.
+    """
+    rng = np.random.default_rng(0)
+    direction_CP, common_P = rng.normal(size=(10, 50)), 0.3 * rng.normal(size=50)
+    for name, of_clients in (("sizes of the study", sizes), ("equal sizes", sizes * 0 + sizes.mean())):
+        for num_clients, per_round in ((20, 5), (100, 10)):
+            draw = at_model.Draw(batch=32, per_round=per_round)
+            rows = []
+            for _ in range(repeats):
+                n_N = rng.choice(of_clients, num_clients)
+                lean_N1 = rng.gamma(4, 1 / 4, (num_clients, 1))
+                g_NP = lean_N1 * direction_CP[rng.integers(10, size=num_clients)] + common_P
+                g_NP = g_NP + 0.3 * rng.normal(size=g_NP.shape)
+                g_P = n_N / n_N.sum() @ g_NP
+                spread_N = rng.lognormal(0, 0.6, num_clients) * (n_N - 1)
+                away_NP = g_NP - g_P
+                found = at_model.Scalars(n_N, spread_N, (away_NP**2).sum(1), away_NP @ g_P, float(g_P @ g_P))
+                rows.append([tuple(number) for number in at_model.split_of(found, draw) if number])
+            value, low, high = np.moveaxis(np.array(rows, dtype=float), 2, 0)
+            held = ((low <= value.mean(0)) & (value.mean(0) <= high)).mean(0)
+            words = ", ".join(f"{k} {v:.1%}" for k, v in zip(at_model.Split._fields, held, strict=True))
+            print(f"{name}, {per_round} of {num_clients} clients, {repeats} federations: {words}", flush=True)
 
 
 if __name__ == "__main__":
