@@ -1,5 +1,6 @@
 """A module as functions of a flat vector: the module's own numbers, whatever it is made of."""
 
+import contextlib
 import copy
 
 import pytest
@@ -241,3 +242,36 @@ def refuse_to_work(*_):
 def test_a_function_that_makes_no_model_is_named(factory, message):
     with pytest.raises(ValueError, match=message):
         Model(factory, torch.ones(3, 4), 2, seed=0)
+
+
+class Tied(nn.Module):
+    """f(x) = W W x: one matrix under two names."""
+
+    def __init__(self, _shape, _outputs):
+        super().__init__()
+        self.first, self.head = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
+        self.first.weight = self.head.weight
+
+    def forward(self, x):
+        if x.shape[0] == 3:
+            raise RuntimeError("no three")
+        return self.head(self.first(x))
+
+
+def test_a_tied_parameter_is_one_and_stands_in_all_its_places():
+    x_BF = torch.eye(2, dtype=torch.float64)
+    model = Model(Tied, x_BF, 2, seed=0)
+    w_P = torch.tensor([1.0, 2.0, 0.0, 3.0], dtype=torch.float64)
+    assert len(model.start_P) == 4
+    logits = model.forward(w_P, model.start_R, x_BF, mode="eval")[0].logits_BC
+    assert_close(logits.T, torch.tensor([[1.0, 8.0], [0.0, 9.0]], dtype=torch.float64))  # W^2
+
+
+@pytest.mark.parametrize("samples", [2, 3])
+def test_a_pass_leaves_the_modules_own_parameters_in_place_even_when_it_fails(samples):
+    model = Model(Tied, torch.eye(2, dtype=torch.float64), 2, seed=0)
+    own = list(model._module.parameters())
+    with contextlib.suppress(RuntimeError):
+        model.forward(model.start_P + 1, model.start_R, torch.ones(samples, 2, dtype=torch.float64), mode="eval")
+    assert all(a is b for a, b in zip(model._module.parameters(), own, strict=True))
+    assert model._module.first.weight is model._module.head.weight

@@ -7,7 +7,8 @@ B   samples of a batch,  C   outputs,  F   features (what the head is given)
 
 import copy
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Literal, NamedTuple
 
 import torch
@@ -22,6 +23,10 @@ eval: running statistics, no dropout."""
 
 Factory = Callable[[tuple[int, ...], int], nn.Module]
 """(shape of one input, number of outputs) -> a module."""
+
+
+Place = tuple[str, dict[str, Tensor | None], str]
+"""Name of a tensor, the dict of a module that holds it, and its key there."""
 
 
 class Layout(NamedTuple):
@@ -147,6 +152,22 @@ class Model:
                 del self._head._forward_pre_hooks[number]
         self._head.register_forward_pre_hook(_Listener(self), with_kwargs=True)
         self._mode_set: bool | None = None
+        self._places: list[Place] = []
+
+    @contextmanager
+    def _holding(self, tensors: dict[str, Tensor]) -> Iterator[None]:
+        """The module with these tensors in it. As torch's functional_call, which looks for their places every time."""
+        places = self._places
+        if not places:
+            places += _places(self._module, self.layout)
+        own = [held[key] for _, held, key in places]
+        try:
+            for name, held, key in places:
+                held[key] = tensors[name]
+            yield
+        finally:
+            for (_, held, key), tensor in zip(places, own, strict=True):
+                held[key] = tensor
 
     def changed(self, change: Callable[[nn.Module], None]) -> "Model":
         """A copy whose module went through ``change``: the same names and shapes, other arithmetic."""
@@ -181,7 +202,8 @@ class Model:
         statistics = self.layout.buffer_names
         if training:  # BatchNorm writes into what it is given
             tensors |= {name: tensors[name].clone() for name in statistics}
-        logits = functional_call(self._module, tensors, (inputs,))
+        with self._holding(tensors):
+            logits = self._module(inputs)
         if mode == "train" and statistics:
             b_R = torch.cat([tensors[name].reshape(-1) for name in statistics])
         return Output(logits, self._features), b_R
@@ -220,6 +242,18 @@ class Model:
                 raise
             return 2
         return 1
+
+
+def _places(module: nn.Module, layout: Layout) -> list[Place]:
+    """Where the module keeps each tensor of the layout; one that is tied stands in several places."""
+    found = []
+    for name, kind in [(n, "_parameters") for n in layout.names] + [(n, "_buffers") for n in layout.buffer_names]:
+        path, _, key = name.rpartition(".")
+        tensor = getattr(module.get_submodule(path), kind)[key]
+        for part in module.modules():
+            held = getattr(part, kind)
+            found += [(name, held, key) for key in held if held[key] is tensor]
+    return found
 
 
 def _split(vector: Tensor, shapes: tuple[torch.Size, ...]) -> list[Tensor]:

@@ -137,7 +137,7 @@ def _fits(x: Tensor, w: Tensor, *vectors: Tensor | None) -> bool:
         and x.dtype == w.dtype
         and library(x.dtype) is not None
         and not torch._C._are_functorch_transforms_active()
-        and all(v is None or (v.dtype == x.dtype and v.is_contiguous() and len(v) == len(w)) for v in vectors)
+        and all(v is None or (v.shape == w.shape[:1] and v.dtype == x.dtype and v.is_contiguous()) for v in vectors)
     )
 
 
