@@ -2,11 +2,13 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from federations import Tiny, tiny, tiny_dataset
+from made_up_runs import made_up_study, write_study
 
 import fedncv
 from fedncv.cli import main
@@ -15,9 +17,11 @@ from fedncv.engine.problem import start
 from fedncv.flower.halves import check
 from fedncv.observatory import at_model
 from fedncv.observatory.probe import Probe, find_probe
+from fedncv.report.gather import gather
 from fedncv.report.series import VARIANCE
 from fedncv.results import read_rows
 from fedncv.simulate import Course, advance_together
+from fedncv.studies.study import Tuning, extend
 from fedncv.tree import leaves
 
 NUMBERS = ("signal", "within", "between", "snr", "sampling", "batches")
@@ -146,3 +150,20 @@ def test_a_probe_is_due_at_the_start_at_its_rounds_and_at_the_end():
 def test_a_federation_of_real_machines_has_no_probe():
     with pytest.raises(ValueError, match="probe is 'every=10'"):
         check(RunConfig(probe="every=10", data="custom"))
+
+
+def test_a_study_probes_its_runs_and_not_those_that_tune():
+    study = made_up_study()
+    study = replace(study, settings=replace(study.settings, probe="every=5"), tuning=Tuning())
+    assert {cell.config.probe for cell in study.cells()} == {"every=5"}
+    assert {cell.config.probe for cell in study.tuning_cells("cifar10", "fedavg", 0.1)} == {""}
+
+
+def test_runs_with_and_without_probes_are_of_one_study(tmp_path):
+    study = made_up_study()
+    write_study(tmp_path, study)
+    probed = replace(study, settings=replace(study.settings, probe="every=5"), seeds=(3,))
+    extended = extend(study, probed, where=tmp_path)
+    assert (extended.seeds, extended.settings.probe) == ((0, 1, 2, 3), "every=5")
+    write_study(tmp_path, extended, skip=[str(cell.folder) for cell in study.cells()])
+    assert gather(tmp_path).differing == []

@@ -71,7 +71,7 @@ class Study:
     def tuning_cells(self, column: str, method: str, lr: float) -> list[Cell]:
         """The runs that decide whether ``method`` takes ``lr`` in ``column``; measured at their end only."""
         assert self.tuning is not None
-        settings = replace(self.columns()[column], eval_every=0, after_every=0)
+        settings = replace(self.columns()[column], eval_every=0, after_every=0, probe="")
         where = Path(TUNING) / column / f"lr-{lr:g}"
         return [_cell(where, settings, method, seed, lr) for seed in self.tuning.seeds]
 
