@@ -79,8 +79,9 @@ class Settings:
     """Precision of the arithmetic."""
     device: str = "cpu"
     """cpu, or cuda where there is one."""
-    engine: Literal["auto", "sequential", "stacked", "processes"] = "auto"
-    """Who runs the clients: one after the other, all at once, or several processes; auto: the fastest here."""
+    engine: Literal["auto", "sequential", "stacked", "processes", "compiled"] = "auto"
+    """Who runs the clients: one after the other, all at once, several processes, or those with compiled layers;
+    auto: the fastest here."""
 
 
 @dataclass(frozen=True, kw_only=True)
