@@ -106,7 +106,7 @@ def mutants(source: str, prefix: str = "") -> Iterator[Mutant]:
                         if isinstance(node, ast.Constant)
                         else (node, changed)
                     )
-                    name = f"{prefix}{owner[id(node)]}: {_short(before)} → {_short(after)}"
+                    name = f"{prefix}{owner[id(node)]}: {_change(_words(before), _words(after))}"
                     seen[name] += 1
                     yield Mutant(name + f" ({seen[name]})" * (seen[name] > 1), copy.deepcopy(tree, memo))
 
@@ -133,9 +133,16 @@ def _words(node: ast.AST) -> str:
     return " ".join(ast.unparse(node).split())
 
 
-def _short(node: ast.AST) -> str:
-    words = _words(node)
-    return words if len(words) <= 100 else f"{words[:60]}…{words[-39:]}"
+def _change(before: str, after: str) -> str:
+    """``before → after``; of long ones the part where they begin to differ."""
+    differ = (i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b)
+    same = next(differ, min(len(before), len(after)))
+    first = max(0, same - 40) if max(len(before), len(after)) > 100 else 0
+
+    def part(words: str) -> str:
+        return "…" * (first > 0) + words[first : first + 100] + "…" * (len(words) > first + 100)
+
+    return f"{part(before)} → {part(after)}"
 
 
 def passes(tests: list[Path]) -> bool:

@@ -2,9 +2,11 @@
 
 import torch
 from federations import tiny, vector
+from torch import nn
 from torch.testing import assert_close
 
-from fedncv.methods.base import Batch, Replies, for_all, weighted_sum
+from fedncv.keys import key_for
+from fedncv.methods.base import Ask, Batch, Replies, ServerAsk, for_all, weighted_sum
 
 
 def test_weights_are_shares_of_the_samples_that_answered():
@@ -26,8 +28,22 @@ def test_the_same_message_for_all_is_not_copied():
     assert x_SP.data_ptr() == x_P.data_ptr()
 
 
-def asked(weights=(1, 1, 1, 1)):
-    problem = tiny("fedavg")
+class Follows(nn.Module):
+    """A running statistic that depends on the parameters."""
+
+    def __init__(self, shape, num_classes):
+        super().__init__()
+        self.head = nn.Linear(shape[0], num_classes)
+        self.register_buffer("mean", torch.zeros(1))
+
+    def forward(self, x):
+        logits = self.head(x)
+        self.mean.copy_(logits.mean())
+        return logits
+
+
+def asked(weights=(1, 1, 1, 1), **settings):
+    problem = tiny("fedavg", **settings)
     index = torch.from_numpy(problem.clients.train[0][:4])
     batch = Batch(problem.dataset.x[index], problem.dataset.y[index], vector(*weights), 0)
     return problem, problem.ask(0, problem.model.start_R, 0), batch
@@ -38,6 +54,9 @@ def test_questions_are_counted_and_gradients_apart():
     ask.forward(problem.model.start_P, batch)
     ask.grad(problem.model.start_P, batch)
     assert (ask.num_gradients, ask.num_forwards) == (1, 1)
+    ask.forward(problem.model.start_P, batch)
+    assert (ask.num_gradients, ask.num_forwards) == (1, 2)
+    assert ask.phase == 0  # outside a client's steps it is the first
 
 
 def test_a_loss_is_the_mean_over_the_samples_that_count():
@@ -57,6 +76,22 @@ def test_an_offset_is_added_to_the_logits():
     assert_close(g_P[-3:], (torch.softmax(logits_BC + offset_C, 1) - onehot_BC).mean(0))
 
 
+def test_a_prior_is_added_to_the_logits_of_every_loss():
+    """On top of an offset: the head's bias gets the mean of softmax(logits + offset + prior) - onehot."""
+    problem, ask, batch = asked()
+    logits_BC = ask.forward(problem.model.start_P, batch, mode="still").logits_BC
+    ask.prior_C = vector(1.0, 0.0, -2.0)
+    g_P = ask.grad(problem.model.start_P, batch, offset_C=vector(0.5, -1.0, 2.0), mode="still")
+    onehot_BC = torch.eye(3, dtype=torch.float64)[batch.y]
+    assert_close(g_P[-3:], (torch.softmax(logits_BC + vector(1.5, -1.0, 0.0), 1) - onehot_BC).mean(0))
+
+
+def test_the_head_takes_features_to_logits():
+    problem, ask, batch = asked()
+    output = ask.forward(problem.model.start_P, batch, mode="still")
+    assert_close(ask.head(problem.model.start_P, output.features_BF), output.logits_BC)
+
+
 def test_only_training_moves_the_statistics():
     problem, ask, batch = asked()
     for mode in ("still", "eval"):
@@ -71,3 +106,43 @@ def test_gradients_are_of_any_function_of_the_parameters():
     x_P = problem.model.start_P
     assert_close(ask.grad_of(lambda y_P: (y_P**2).sum(), x_P), 2 * x_P)
     assert_close(ask.value, (x_P**2).sum())
+
+
+def test_a_gradient_leaves_no_graph_behind():
+    problem, ask, batch = asked(model=Follows)
+    ask.grad(problem.model.start_P, batch)
+    assert ask.buffers_R != 0
+    assert not any(v.requires_grad for v in (problem.model.start_P, ask.value, ask.buffers_R))
+
+
+def test_stacked_clients_get_what_they_get_alone():
+    """Gradient, loss and statistics of two batches, under torch.vmap and one at a time."""
+    problem, _, _ = asked()
+    x_P = problem.model.start_P
+
+    def answers(x, y, buffers_R, *, stacked):
+        ask = Ask(
+            problem.model, problem.task, buffers_R,
+            client=problem.client(0), round=0, key=key_for(0, "test"), num_batches=1, stacked=stacked,
+        )  # fmt: skip
+        g_P = ask.grad(x_P, Batch(x, y, torch.ones(4, dtype=x.dtype), 0))
+        return g_P, ask.value, ask.buffers_R
+
+    x, y = problem.dataset.x[:8].reshape(2, 4, -1), problem.dataset.y[:8].reshape(2, 4)
+    start_R = problem.model.start_R
+    together = torch.vmap(lambda *each: answers(*each, stacked=True))(x, y, start_R.repeat(2, 1))
+    for i in range(2):
+        alone = answers(x[i], y[i], start_R, stacked=False)
+        assert_close(tuple(part[i] for part in together), alone, rtol=1e-10, atol=1e-12)
+
+
+def test_a_servers_loop_by_hand():
+    """state <- model * row - state + given over the rows 3 and 5: 10 * 3 - 1 + 100, then 10 * 5 - 129 + 100."""
+
+    def step(model, state, row, given):
+        return model * row - state + given
+
+    ask = ServerAsk(10, 0, key_for(0, "test"))
+    assert ask.loop(step, 1, vector(3.0, 5.0), 100) == 21
+    asked_of = ask._replace(repeat=lambda *arguments: arguments)
+    assert asked_of.loop(step, 1, (), 100) == (step, 1, (), 100)
