@@ -19,7 +19,7 @@ from fedncv.tree import all_finite, leaves, row, stack, tree_map
 
 # A text that makes the method FedAvg, bit for bit; None where it has no such limit, and why.
 FEDAVG_LIMIT = {
-    "fedncv": "fedncv:memory=off,drift=off,even=false,tau=0,momentum=0,average=0,blend=1",
+    "fedncv": "fedncv:memory=off,drift=off,even=false,tau=0,momentum=0,average=0,blend=0",
     "fedncv-sums": None,  # beta is 1; see test_fedncv_sums.py
     "fedncv-paper": None,  # its server weights sum to zero; see test_fedncv_paper.py
     "fedavg": "fedavg",

@@ -85,7 +85,7 @@ def test_the_average_is_what_is_scored_and_exported():
     assert not torch.equal(export(plain, last)["0.weight"], theirs["0.weight"])
 
 
-@pytest.mark.parametrize("method", ["fedncv", "fedavg+average", "fedncv:blend=0.3,average=2"])
+@pytest.mark.parametrize("method", ["fedncv", "fedavg+average", "fedncv:blend=2,average=2"])
 def test_a_stack_scores_the_same_models(method):
     problem = tiny(method, model=normalised, per_round=2)
     state = train(problem, rounds=3)
@@ -100,7 +100,7 @@ def test_a_stack_scores_the_same_models(method):
 
 
 def test_a_client_predicts_with_a_share_of_its_trained_statistics_too():
-    problem = tiny("fedncv:blend=0.25", model=normalised, per_round=2)
+    problem = tiny("fedncv:blend=1.5", model=normalised, per_round=2)  # 1 / (1 + 1.5 * 2) after two rounds
     state = train(problem, rounds=2)
     (arrival,) = arrivals(problem.in_use, state, everyone(1).ids)
     trained = train_client(problem, 2, arrival)

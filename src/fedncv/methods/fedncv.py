@@ -14,7 +14,7 @@ d_u = a_u - a_bar = (1 - w_u)(a_u - a_{without u}), the paper's leave-one-out di
              alpha_u* = <c_u' - c_bar, c_u - c_bar> / ||c_u - c_bar||^2, in [0, 1]
              e_u = alpha_u (c_u - c_bar) - sum_v p_v alpha_v (c_v - c_bar)
              beta from scalars of earlier rounds, so that it is fixed before the draw
-    in use   a client predicts with a + blend * (y - a), y trained from a; running statistics alike
+    in use   a client predicts with a + (y - a) / (1 + blend * t), y trained from a; running statistics alike
 
 and, as switches of their own, control variates for mini-batches (switches/sample_level.py), the label prior
 (switches/label_prior.py) and the average (switches/server_average.py). A client never seen is remembered as the mean
@@ -72,18 +72,19 @@ class Config:
     """Share of the rounds so far whose models are averaged for use, at least 0; 0 is off."""
     personal: Literal["none", "head"] = "none"
     """What never leaves a client: nothing, or its head."""
-    blend: float = 0.25
-    """Share of its local training that a client predicts with, from 0 to 1; 1 is the trained model."""
+    blend: float = 0.03
+    """How fast a client's own training gives way to the shared model in what it predicts with, at least 0; 0: never."""
 
     def __post_init__(self) -> None:
-        for name in ("beta", "forget", "alpha", "rate", "blend"):
+        for name in ("beta", "forget", "alpha", "rate"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be from 0 to 1, not {getattr(self, name)}")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum must be at least 0 and below 1, not {self.momentum}")
         label_prior.Config(tau=self.tau, epsilon=self.epsilon)
-        if not self.average >= 0:
-            raise ValueError(f"average must be at least 0, not {self.average}")
+        for name in ("average", "blend"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must be at least 0, not {getattr(self, name)}")
 
 
 class Server(NamedTuple):
@@ -189,12 +190,13 @@ def fedncv(config: Config = Config()) -> Method:
         return after._replace(x_Q=x_Q)
 
     def predict(ask: Ask, y_P: Tensor, down: Down, _own: Any) -> tuple[Tensor, None]:
-        if config.blend == 1:
+        if config.blend == 0:
             return y_P, None
+        share = 1 / (1 + config.blend * ask.round)
         shared = len(down.x_Q)
         x_P = torch.cat([down.x_Q, y_P[shared:]])
-        ask.buffers_R = ask.received_R + config.blend * (ask.buffers_R - ask.received_R)
-        return x_P + config.blend * (y_P - x_P), None
+        ask.buffers_R = ask.received_R + share * (ask.buffers_R - ask.received_R)
+        return x_P + share * (y_P - x_P), None
 
     def shared(server: Server) -> Tensor | None:
         if config.personal != "none":
