@@ -10,74 +10,90 @@ from fedncv.figures import COLOURS, STYLES
 from fedncv.observatory.table import Row, aims, groups, mean_of, panels, reference_of, relative
 
 Axes = Any
+Look = dict[str, dict[str, Any]]  # method -> colour and line, the same in all pictures
+Draw = Callable[[Axes, list[Row], Look], None]
 
 
 def draw_all(rows: list[Row], folder: Path, *, prefix: str = "") -> list[Path]:
     """Every picture that the rows have something for."""
     folder.mkdir(parents=True, exist_ok=True)
-    pictures: dict[str, tuple[Callable[[Axes, list[Row]], None], Callable[[Row], bool]]] = {
+    pictures: dict[str, tuple[Draw, Callable[[Row], bool]]] = {
         "error": (error_against_round, lambda _: True),
         "split": (split, lambda row: "within" in row),
         "beta": (error_against_beta, lambda row: "curve" in row),
         "alpha": (alphas, lambda row: "alpha_best" in row),
         "layers": (layers, lambda _: True),
     }
+    look = {
+        method: {"color": COLOURS[i % len(COLOURS)], "linestyle": STYLES[i // len(COLOURS) % len(STYLES)]}
+        for i, method in enumerate(groups(rows, "method"))
+    }
     made = []
     for name, (draw, has) in pictures.items():
         if found := [row for row in rows if has(row)]:
-            made.append(_panels(found, draw, folder / f"{prefix}{name}.png"))
+            made.append(_panels(found, draw, look, folder / f"{prefix}{name}.png"))
     return made
 
 
-def _panels(rows: list[Row], draw: Callable[[Axes, list[Row]], None], path: Path) -> Path:
+def _panels(rows: list[Row], draw: Draw, look: Look, path: Path) -> Path:
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     parts = panels(rows)
-    figure, grid = plt.subplots(1, len(parts), figsize=(7.5 * len(parts), 4.6), layout="constrained", squeeze=False)
+    figure, grid = plt.subplots(1, len(parts), figsize=(7.5 * len(parts), 4.8), layout="constrained", squeeze=False)
     for axes, (where, some) in zip(grid[0], parts.items(), strict=True):
-        draw(axes, some)
+        draw(axes, some, look)
         axes.set_title(where, loc="left", fontsize=10)
         axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=130)
+    figure.savefig(path, dpi=110)
     plt.close(figure)
     return path
-
-
-def _look(rows: list[Row], every: list[Row]) -> dict[str, Any]:
-    """Colour and line of a method, the same in all pictures of a study."""
-    i = list(groups(every, "method")).index(rows[0]["method"])
-    return {"color": COLOURS[i % len(COLOURS)], "linestyle": STYLES[i // len(COLOURS) % len(STYLES)]}
 
 
 def _name(rows: list[Row]) -> str:
     return f"{rows[0]['method']}{'' if aims(rows) else ' *'}"
 
 
-def error_against_round(axes: Axes, rows: list[Row]) -> None:
+def _legend(axes: Axes, columns: int = 3) -> None:
+    """Below the picture, where it hides nothing."""
+    axes.legend(frameon=False, fontsize=8, ncols=columns, loc="upper left", bbox_to_anchor=(0.0, -0.13))
+
+
+def _log(axes: Axes) -> None:
+    """A logarithmic axis with plain numbers, also where it spans less than a decade."""
+    from matplotlib.ticker import LogLocator
+
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("")
+
+
+def error_against_round(axes: Axes, rows: list[Row], look: Look) -> None:
     """Mean squared error over the draw against the round, mean over seeds."""
     methods = groups(rows, "method")
     own = reference_of(rows).startswith("each")
     for number, mine in enumerate(methods.values()):
-        look, by_round = _look(mine, rows), groups(mine, "round")
+        style, by_round = look[mine[0]["method"]], groups(mine, "round")
         rounds = sorted(by_round)
         found = [mean_of(by_round[t], "mse") for t in rounds]
         values, halves = [n.value for n in found if n], [n.half for n in found if n]
-        aside = [t + 0.6 * (number - len(methods) / 2) for t in rounds]  # so that bars do not hide each other
-        axes.errorbar(aside, values, yerr=halves, label=_name(mine), marker="o", markersize=4, capsize=2, **look)
+        apart = 0.006 * rounds[-1] * (number - (len(methods) - 1) / 2)  # so that bars do not hide each other
+        aside = [t + apart for t in rounds]
+        axes.errorbar(aside, values, yerr=halves, label=_name(mine), marker="o", markersize=4, capsize=2, **style)
         if own:
             plain = [mean_of(by_round[t], "plain") for t in rounds]
             label = f"{mine[0]['method']}: FedAvg's weights on its updates"
-            axes.plot(aside, [n.value for n in plain if n], ":", color=look["color"], label=label)
-    axes.set_yscale("log")
+            axes.plot(aside, [n.value for n in plain if n], ":", color=style["color"], label=label)
+    _log(axes)
     axes.set_xlabel(f"round   ({reference_of(rows)})", fontsize=9)
     axes.set_ylabel("error of the aggregated update / |full update|²")
-    axes.legend(frameon=False, fontsize=8, ncols=2)
+    _legend(axes)
 
 
-def split(axes: Axes, rows: list[Row]) -> None:
+def split(axes: Axes, rows: list[Row], look: Look) -> None:
     """Where the error comes from: a bar a method, mean over the frozen states."""
     methods = groups(rows, "method")
     parts = {
@@ -100,7 +116,7 @@ def split(axes: Axes, rows: list[Row]) -> None:
     axes.legend(frameon=False, fontsize=8, loc="lower right")
 
 
-def error_against_beta(axes: Axes, rows: list[Row]) -> None:
+def error_against_beta(axes: Axes, rows: list[Row], look: Look) -> None:
     """mse(beta) = A - 2 beta B + beta^2 C at the last round, for every method that remembers updates; first seed."""
     last = max(row["round"] for row in rows)
     beta_G = np.linspace(-0.1, 1.3, 141)
@@ -108,48 +124,52 @@ def error_against_beta(axes: Axes, rows: list[Row]) -> None:
     for mine in groups([row for row in rows if row["round"] == last], "method").values():
         row = mine[0]
         a, b, c = (x / row["full2"] for x in row["curve"])
-        look = _look(mine, rows)
+        style = look[row["method"]]
         same = tuple(round(x, 6) for x in (a, b, c))  # methods that remember the same have one curve
         if same not in drawn:
             drawn[same] = row["method"]
-            axes.plot(beta_G, a - 2 * beta_G * b + beta_G**2 * c, **look)
+            axes.plot(beta_G, a - 2 * beta_G * b + beta_G**2 * c, **style)
             best = row["beta_best"]
-            axes.plot(best, relative(row, "best"), "*", color=look["color"], markersize=14, zorder=3)
+            axes.plot(best, relative(row, "best"), "*", color=style["color"], markersize=14, zorder=3)
         label = f"{row['method']}: β {row['beta']:.2f}, best {row['beta_best']:.2f}, ρ² {row['rho2']:.2f}"
-        axes.plot(row["beta"], relative(row, "mse"), "o", color=look["color"], markersize=8, zorder=4, label=label)
+        axes.plot(row["beta"], relative(row, "mse"), "o", color=style["color"], markersize=8, zorder=4, label=label)
     axes.set_ylim(bottom=0)
     axes.set_xlabel(f"β   (round {last}, seed {rows[0]['seed']}; o in use, ★ best; 0 no memory)")
     axes.set_ylabel("error of the aggregated update / |full update|²")
-    axes.legend(frameon=False, fontsize=8)
+    _legend(axes, columns=2)
 
 
-def alphas(axes: Axes, rows: list[Row]) -> None:
+def alphas(axes: Axes, rows: list[Row], look: Look) -> None:
     """alpha_u in use against the best one for the next round, a point a client and seed, at the last round."""
     last = max(row["round"] for row in rows)
+    seen: list[str] = []
     for mine in groups([row for row in rows if row["round"] == last], "method").values():
-        look = _look(mine, rows)
+        style = look[mine[0]["method"]]
         used, best = (np.concatenate([row[name] for row in mine]) for name in ("alpha", "alpha_best"))
+        if str((used, best)) in seen:  # methods that correct alike have one cloud
+            continue
+        seen.append(str((used, best)))
         left = [np.sum([row[f"drift_{name}"] for row in mine]) for name in ("without", "with", "best")]
         label = (
             f"{mine[0]['method']}: {left[1] / left[0]:.0%} of the clients' spread left, {left[2] / left[0]:.0%} at best"
         )
-        axes.plot(used, best, "o", color=look["color"], markersize=4, alpha=0.5, label=label)
+        axes.plot(used, best, "o", color=style["color"], markersize=4, alpha=0.5, label=label)
     axes.plot([0, 1], [0, 1], color="grey", linewidth=1)
     axes.set_xlabel(f"α of a client, in use   (round {last}; 0 FedAvg, 1 SCAFFOLD)")
     axes.set_ylabel("its best α for the gradients that come")
-    axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(0.0, -0.13))
+    _legend(axes, columns=1)
 
 
-def layers(axes: Axes, rows: list[Row]) -> None:
+def layers(axes: Axes, rows: list[Row], look: Look) -> None:
     """Error of a module over the squared full update of that module, mean over the frozen states."""
     methods = groups(rows, "method")
     names = rows[0]["layers"]
-    width = 0.8 / len(methods)
     for number, mine in enumerate(methods.values()):
         ratio = [np.array(row["layer_mse"]) / np.maximum(np.array(row["layer_full2"]), 1e-300) for row in mine]
-        places = np.arange(len(names)) + (number - (len(methods) - 1) / 2) * width
-        axes.bar(places, np.mean(ratio, axis=0), width, color=_look(mine, rows)["color"], label=_name(mine))
+        places = np.arange(len(names)) + 0.06 * (number - (len(methods) - 1) / 2)
+        style = look[mine[0]["method"]]
+        axes.plot(places, np.mean(ratio, axis=0), marker="o", linewidth=0.8, **style, label=_name(mine))
     axes.set_xticks(np.arange(len(names)), names, rotation=20, fontsize=8)
-    axes.set_yscale("log")
+    _log(axes)
     axes.set_ylabel("error of the module / |its full update|²")
-    axes.legend(frameon=False, fontsize=8, ncols=2)
+    _legend(axes)

@@ -60,7 +60,8 @@ from fedncv.observatory.everyone import Everyone
 from fedncv.tree import leaves
 
 Row = dict[str, Any]
-SAME = 1e-6  # of its length: what a control variate may differ from beta times the memory
+SAME = 1e-4  # of an update's length: far above the rounding of a float32 update, far below what makes a difference
+IN_USE = 1e-2  # a beta from which on the memory of clients never seen can be read off the step
 
 
 def probe(
@@ -234,19 +235,19 @@ def _memory(server: Server, errors: Errors, draws: Draws, answers: Everyone) -> 
     omega_N = p_N / server.inclusion_N
     if errors.form == "sum":
         control_NP = delta_NP - (errors.d_NP - errors.base_P) / omega_N[:, None]
-    c_MP = control_NP[places_M] - control_NP[places_M].mean(dim=0)
-    h_MP = remembered.rows_M - remembered.rows_M.mean(dim=0)
+    rows_MP, seen_MP = remembered.rows_M, control_NP[places_M]
+    c_MP, h_MP = seen_MP - seen_MP.mean(dim=0), rows_MP - rows_MP.mean(dim=0)
     length2 = h_MP.square().sum()
     if length2 <= 0:
         return {}
     beta = float((c_MP * h_MP).sum() / length2)
-    if (c_MP - beta * h_MP).square().sum() > SAME**2 * (c_MP.square().sum() + 1e-12 * length2):
+    if (c_MP - beta * h_MP).square().sum() > SAME**2 * delta_NP[places_M].square().sum():
         return {}
-    if abs(beta) > SAME:
-        h_NP = control_NP / beta
-    else:  # not in use now: a client never seen is remembered as the mean of those seen
-        mean_P = p_N[places_M] @ remembered.rows_M / p_N[places_M].sum()
-        h_NP = mean_P.expand_as(delta_NP).index_copy(0, places_M, remembered.rows_M)
+    # a client never seen: as the step has it, or, where the step hardly shows it, as the mean of those seen
+    unseen_NP = (p_N[places_M] @ rows_MP / p_N[places_M].sum()).expand_as(delta_NP)
+    if abs(beta) > IN_USE:
+        unseen_NP = (control_NP - seen_MP.mean(dim=0)) / beta + rows_MP.mean(dim=0)
+    h_NP = unseen_NP.index_copy(0, places_M, rows_MP)
     of = weights(errors.form, draws, server.sizes_N)
     t_N = p_N if errors.form == "ratio" else torch.full_like(p_N, 1 / len(p_N))
 
