@@ -14,7 +14,7 @@ from torch import Tensor
 from fedncv.config import CUSTOM, RunConfig, from_dict
 from fedncv.data import Dataset, load, prior_accuracy
 from fedncv.engine import gradients
-from fedncv.engine.choose import Engine, engine_for
+from fedncv.engine.choose import Engine, engine_for, engine_of_some
 from fedncv.engine.evaluate import shared_model
 from fedncv.engine.problem import DivergedError, Problem, State, arrivals, build, messages, start
 from fedncv.engine.sequential import one_thread
@@ -263,11 +263,10 @@ def advance_together(courses: list[Course], *, on_round: OnRoundIn | None = None
 
 
 def _without_failed(engine: Engine, courses: list[Course]) -> tuple[Engine, list[Course]]:
-    live = [course for course in courses if course.error is None]
-    if live and len(live) < len(courses):
-        engine.close()
-        engine = engine_for([course.problem for course in live])
-    return engine, live
+    runs = [j for j, course in enumerate(courses) if course.error is None]
+    if runs and len(runs) < len(courses):
+        engine = engine_of_some(engine, [course.problem for course in courses], runs)
+    return engine, [courses[j] for j in runs]
 
 
 def _complete(

@@ -76,6 +76,21 @@ def test_a_learning_rate_that_diverges_stops_its_own_run_only():
     close(first[0], run_round(made[0], start(made[0]))[0])
 
 
+@pytest.mark.parametrize("name", ["fedavg", "fedncv"])
+def test_some_runs_go_on_with_the_engine_of_all(name):
+    """As an engine of their own would, from the state where the others stopped."""
+    made, some = problems(name), [1, 3]
+    engine = StackedEngine(made)
+    (_, first, _, second, _), _ = runs(engine, 1)
+    ours, rows = runs(engine.only(some), 2, states=[first, second])
+    theirs, their_rows = runs(StackedEngine([made[j] for j in some]), 2, states=[first, second])
+    close(tuple(ours), tuple(theirs))
+    for a, b in zip(rows[1], their_rows[1], strict=True):
+        close_rows(a, b)
+    scores = [evaluate.before(made[j], state) for j, state in zip(some, ours, strict=True)]
+    assert stacked_scores.before(engine.only(some), ours) == scores
+
+
 @pytest.mark.parametrize("engine", ["sequential", "stacked"])
 def test_a_score_that_is_not_finite_stops_its_own_run_only(engine):
     """Scores are infinite where a logit is above 1,000, which the second learning rate alone leads to."""

@@ -1,7 +1,7 @@
 """Which engine runs a study, and the one face they all have."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -119,6 +119,15 @@ def _worth_compiling(problem: Problem) -> bool:
     share = (1 - config.test_share) * config.per_round / problem.federation.num_clients
     samples = len(problem.dataset.x) * share * config.epochs * max(1, config.rounds)
     return samples * problem.model.layout.num_parameters > WORTH_FORKING
+
+
+def engine_of_some(engine: Engine, problems: Sequence[Problem], runs: Sequence[int]) -> Engine:
+    """The engine of these runs, where the other ones of ``problems`` have stopped."""
+    only: Callable[[Sequence[int]], Engine] | None = getattr(engine, "only", None)
+    if only is not None:  # what is recorded for a GPU is worth keeping
+        return only(runs)
+    engine.close()
+    return engine_for([problems[j] for j in runs])
 
 
 def _work(problems: Sequence[Problem]) -> float:

@@ -113,6 +113,17 @@ def draw(method: Method, counts: Counts, n_K: Ints, *, epochs: int, keys: Key, s
     return Orders(torch.cat(order), numbers, sizes_K, used_K, step_keys)
 
 
+class Plan(NamedTuple):
+    """Batches of K clients; ``who`` is the part of them that has a step to make."""
+
+    rows: Ints
+    shares: list[float]
+    round: int
+    counts: Counts
+    orders: Orders | None
+    who: Ints
+
+
 class Table(NamedTuple):
     """The steps of one phase. Where a client is done its entries are valid samples; nobody reads what comes of them."""
 

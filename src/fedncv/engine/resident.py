@@ -4,6 +4,7 @@ J runs of N clients each share the samples; a client is known by (run j, client 
 j N + u of the tables.
 """
 
+import copy
 from collections.abc import Sequence
 
 import numpy as np
@@ -25,6 +26,12 @@ class Parts:
         self.sizes = np.array([len(part) for part in parts], dtype=np.int64)
         self._starts = np.cumsum(self.sizes) - self.sizes
         self._flat = torch.from_numpy(np.concatenate(parts)).to(device)
+
+    def only(self, rows: Ints) -> "Parts":
+        """Some of the clients; the sample numbers stay where they are."""
+        other = copy.copy(self)
+        other.sizes, other._starts = self.sizes[rows], self._starts[rows]
+        return other
 
     def samples(self, place: Tensor, rows: Ints) -> Tensor:
         """Sample numbers of the places (…, K) among the samples of the clients ``rows`` (K)."""
@@ -67,6 +74,15 @@ class Resident:
     def targets(self, index: Tensor) -> Tensor:
         y = self.y.index_select(0, index.reshape(-1))
         return y.view(*index.shape, *y.shape[1:])
+
+    def only(self, runs: Sequence[int]) -> "Resident":
+        """The clients of some of the runs, and the same samples in the same memory."""
+        rows = (np.array(runs)[:, None] * self.num_clients + np.arange(self.num_clients)).reshape(-1)
+        other = copy.copy(self)
+        other.train, other.test = self.train.only(rows), self.test.only(rows)
+        row_K = torch.from_numpy(rows).to(self.device)
+        other._counts, other._sizes = self._counts[row_K], self._sizes[row_K]
+        return other
 
     def clients(self, rows: Ints) -> Client:
         """What these clients know of themselves, stacked."""

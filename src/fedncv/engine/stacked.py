@@ -7,9 +7,10 @@ holds what, who is drawn. A run is known by its place in the stack, not by its s
 K rows (clients of this round in all runs), J runs, F phases.
 """
 
+import copy
 import sys
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from fedncv.engine.keeping import Keeper
 from fedncv.engine.local import Trained, lr_of, total_step
 from fedncv.engine.loops import Loops, with_loops
 from fedncv.engine.masked import masked, padding_changes
-from fedncv.engine.orders import Counts, Ints, Orders
+from fedncv.engine.orders import Counts, Ints, Plan
 from fedncv.engine.problem import DivergedError, Kept, Problem, State, messages, start
 from fedncv.engine.resident import Resident
 from fedncv.engine.sequential import Draw, Outcome, draw, settle
@@ -44,17 +45,6 @@ class Arrived(NamedTuple):
     down: Any
     buffers_KR: Tensor
     own: Any
-
-
-class Plan(NamedTuple):
-    """Batches of K clients; ``who`` is the part of them that has a step to make."""
-
-    rows: Ints
-    shares: list[float]
-    round: int
-    counts: Counts
-    orders: Orders | None
-    who: Ints
 
 
 class Replied(NamedTuple):
@@ -105,6 +95,17 @@ class StackedEngine:
         self.batch = int(min(self.config.batch_size, sizes.max()))
         self.num_batches = int(-(-sizes.max() // self.config.batch_size))
         self._try()
+
+    def only(self, runs: Sequence[int]) -> Self:
+        """The engine of some of its runs, with all that is recorded: for when others have stopped."""
+        other = copy.copy(self)
+        other.problems = [self.problems[j] for j in runs]
+        other.resident = self.resident.only(runs)
+        other._servers = [self._servers[j] for j in runs]
+        other._start_JP = self._start_JP[list(runs)]
+        other._seeds = [self._seeds[j] for j in runs]
+        other._planned = None
+        return other
 
     # ---- rounds ----------------------------------------------------------------------------------------
 
