@@ -1,7 +1,7 @@
 """Probes of the update where there is no command line: rows as JSON lines, and what the probes cost.
 
-    python bench/variance_of_update.py --data cifar10 --device cuda --out rows.jsonl fedavg scaffold fedvarp fedncv
-    python bench/variance_of_update.py --cost --device cuda --data cifar10 fedavg fedncv
+    python bench/variance_of_update.py fedavg scaffold fedvarp fedncv --device cuda --out rows.jsonl
+    python bench/variance_of_update.py fedavg fedncv --cost --device cuda
 
 `fedncv variance --show rows.jsonl` prints the table and draws the figures. With --cost, for every method at the state
 after two rounds: seconds of the local training of all clients, twice, as the probe needs it, and of the whole probe.
@@ -11,6 +11,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ def main() -> None:
     parser.add_argument("methods", nargs="+")
     parser.add_argument("--data", default="cifar10")
     parser.add_argument("--model", default="lenet5")
-    parser.add_argument("--partition", default="dirichlet:alpha=0.1")
+    parser.add_argument("--partition", nargs="+", default=["dirichlet:alpha=0.1"])
     parser.add_argument("--clients", type=int, default=100)
     parser.add_argument("--per-round", type=int, default=10)
     parser.add_argument("--lr", type=float, default=0.01)
@@ -45,7 +46,7 @@ def main() -> None:
     arguments = parser.parse_args()
     at = [int(t) for t in arguments.at.split(",")]
     config = RunConfig(
-        data=arguments.data, model=arguments.model, partition=arguments.partition, clients=arguments.clients,
+        data=arguments.data, model=arguments.model, partition=arguments.partition[0], clients=arguments.clients,
         per_round=arguments.per_round, rounds=max(at), lr=arguments.lr, epochs=arguments.epochs,
         device=arguments.device,
     )  # fmt: skip
@@ -54,12 +55,14 @@ def main() -> None:
             write(arguments.out, cost(config, method, arguments.draws))
         return
     began = time.perf_counter()
-    seeds = [int(seed) for seed in arguments.seeds.split(",")]
-    for row in rows_of(
-        config, arguments.methods, seeds=seeds, reference=arguments.reference, at=at, num_draws=arguments.draws
-    ):
+    configs = [
+        replace(config, partition=partition, seed=int(seed))
+        for partition in arguments.partition
+        for seed in arguments.seeds.split(",")
+    ]
+    for row in rows_of(configs, arguments.methods, reference=arguments.reference, at=at, num_draws=arguments.draws):
         write(arguments.out, row)
-        words = [f"{row['method']:28s} seed {row['seed']} round {row['round']:3d}"]
+        words = [f"{row['method']:28s} {row['partition']} seed {row['seed']} round {row['round']:3d}"]
         words += [f"{name} {row[name] / row['full2']:8.4f}" for name in ("mse", "bias2", "plain")]
         words += [f"times {row['times']:.2f}", f"{time.perf_counter() - began:.0f} s"]
         print("  ".join(words), flush=True)
@@ -67,7 +70,7 @@ def main() -> None:
 
 def cost(config: RunConfig, method: str, num_draws: int) -> dict[str, Any]:
     """Seconds of the two local trainings, of what the probe does beside them, and the factor that this makes."""
-    problem = build(RunConfig(**vars(config) | {"method": method}))
+    problem = build(replace(config, method=method))
     with one_thread():
         engine = engine_for([problem])
         *_, states = states_along(engine, 2)

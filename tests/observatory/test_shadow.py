@@ -1,5 +1,7 @@
 """Memory kept along a path that is not one's own."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from federations import tiny
@@ -9,8 +11,8 @@ from fedncv.engine.local import train
 from fedncv.engine.problem import arrivals
 from fedncv.engine.sequential import draw
 from fedncv.observatory.compare import rows_of
-from fedncv.observatory.everyone import engine_for
-from fedncv.observatory.shadow import paths_of, states_along
+from fedncv.observatory.everyone import common_point, engine_for
+from fedncv.observatory.shadow import states_along
 from fedncv.tree import leaves
 
 SIZES = (20, 13, 9, 18, 31)
@@ -21,7 +23,8 @@ def problem_of(method):
 
 
 def path(method, rounds=4):
-    return [points[0] for points in paths_of(engine_for([problem_of(method)]), rounds)]
+    problem = problem_of(method)
+    return [common_point(problem, states[0]) for states in states_along(engine_for([problem]), rounds)]
 
 
 def shadow(method, of, rounds=4):
@@ -64,9 +67,10 @@ def test_rows_come_for_every_method_seed_and_round_and_own_paths_differ_from_a_s
     config = tiny("fedavg").config.__class__(
         data="digits", model="mlp", clients=6, per_round=2, rounds=2, epochs=1, lr=0.05, batch_size=100, partition="iid"
     )
-    settings = {"seeds": [0, 1], "at": [2], "num_draws": 50, "within": False}
-    shared = list(rows_of(config, ["fedavg", "scaffold"], reference="fedavg", **settings))
-    own = list(rows_of(config, ["fedavg", "scaffold"], reference="own", **settings))
+    configs = [replace(config, seed=seed) for seed in (0, 1)]
+    settings = {"at": [2], "num_draws": 50, "within": False}
+    shared = list(rows_of(configs, ["fedavg", "scaffold"], reference="fedavg", **settings))
+    own = list(rows_of(configs, ["fedavg", "scaffold"], reference="own", **settings))
     keys = [(method, 2, seed) for method in ("fedavg", "scaffold") for seed in (0, 1)]
     assert [(row["method"], row["round"], row["seed"]) for row in shared] == keys
     assert [row["reference"] for row in own] == ["fedavg"] * 2 + ["scaffold"] * 2

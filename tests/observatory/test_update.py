@@ -15,8 +15,8 @@ from fedncv.engine.problem import arrivals
 from fedncv.engine.sequential import Reply, aggregate
 from fedncv.observatory import errors
 from fedncv.observatory.errors import Draws, spread, weights
-from fedncv.observatory.everyone import Point, _another_seed, engine_for, everyone
-from fedncv.observatory.shadow import paths_of, states_along
+from fedncv.observatory.everyone import Point, _another_seed, common_point, engine_for, everyone
+from fedncv.observatory.shadow import states_along
 from fedncv.observatory.update import probe
 
 SIZES = (20, 13, 9, 18, 31)
@@ -138,7 +138,8 @@ def test_horvitz_thompson_weights_have_no_bias_and_self_normalised_ones_have():
 
 def test_a_velocity_is_known_before_the_draw_and_changes_no_error():
     """Both follow the same path, so that memory and updates are the same."""
-    path = [points[0] for points in paths_of(engine_for([small("fedavg")]), 4)]
+    reference = small("fedavg")
+    path = [common_point(reference, states[0]) for states in states_along(engine_for([reference]), 4)]
     rows = []
     for method in ("fedncv", "fedncv:momentum=0"):
         problem = small(method)

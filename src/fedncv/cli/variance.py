@@ -2,7 +2,7 @@
 
 import json
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -62,9 +62,9 @@ def main(argv: list[str]) -> int:
     path.write_text("")
     rows: list[Row] = []
     stopped = False
-    with _Progress((len(methods) + (arguments.reference != OWN)) * max(at)) as progress:
+    with _Progress(len({*methods, *({arguments.reference} - {OWN})}) * max(at)) as progress:
         found = rows_of(
-            config, methods, seeds=arguments.seeds, reference=arguments.reference, at=at,
+            [replace(config, seed=seed) for seed in arguments.seeds], methods, reference=arguments.reference, at=at,
             num_draws=arguments.draws, within=arguments.within, tell=progress.tell,
         )  # fmt: skip
         try:

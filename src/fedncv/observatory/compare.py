@@ -6,10 +6,10 @@ from typing import Any, Literal
 
 from fedncv.config import RunConfig
 from fedncv.data import Dataset, load
-from fedncv.engine.problem import Problem, build, start
+from fedncv.engine.problem import Problem, State, build, start
 from fedncv.engine.sequential import one_thread
 from fedncv.observatory.everyone import Engine, common_point, engine_for, everyone
-from fedncv.observatory.shadow import Path, follow, paths_of, states_along
+from fedncv.observatory.shadow import Path, follow, states_along
 from fedncv.observatory.update import Row, probe
 
 OWN: Literal["own"] = "own"
@@ -17,64 +17,67 @@ Tell = Callable[[str, int, int], Any]  # what is under way, rounds done, rounds 
 
 
 def rows_of(
-    config: RunConfig,
+    configs: Sequence[RunConfig],
     methods: Sequence[str],
     *,
-    seeds: Sequence[int],
     reference: str = "fedavg",
     at: Sequence[int],
     num_draws: int = 2000,
     within: bool = True,
     tell: Tell = lambda _what, _done, _rounds: None,
 ) -> Iterator[Row]:
-    """A row for every method, seed and round of ``at``, as soon as it is known; seeds are one stack where they can.
+    """A row for every method, run and round of ``at``, as soon as it is known.
 
-    ``reference`` is the method whose path all follow, or "own". ``within`` trains all clients a second time.
+    ``configs`` are runs of one study that differ in what runs of one engine may (seed, partition, …): they are one
+    stack where that can be. ``reference`` is the method whose path all follow, or "own". ``within`` trains all clients
+    a second time.
     """
     rounds = max(at)
-    data = load(config.data, config.data_dir or None)
-    paths = None
+    data = load(configs[0].data, configs[0].data_dir or None)
+
+    def probed(engine: Engine, states: list[State], t: int, of: str) -> Iterator[Row]:
+        if t not in at:
+            return
+        answers = everyone(engine, states)
+        again = everyone(engine, states, replicate=1) if within else [None] * len(states)
+        for problem, state, first, second in zip(engine.problems, states, answers, again, strict=True):
+            yield _label(problem, of, t) | probe(problem, state, first, second, num_draws=num_draws)
+
     with one_thread():
+        paths: list[Path] | None = None
         if reference != OWN:
-            engine = engine_for(_problems(replace(config, method=reference), seeds, data))
-            paths = _paths(engine, rounds, f"{reference}, the reference", tell)
+            engine = engine_for(_problems(configs, reference, data))
+            paths = [[] for _ in configs]
+            for t, states in enumerate(states_along(engine, rounds)):
+                tell(f"{reference}, the reference", t, rounds)
+                for path, problem, state in zip(paths, engine.problems, states, strict=True):
+                    path.append(common_point(problem, state))
+                if reference in methods:
+                    yield from probed(engine, states, t, reference)
         for method in methods:
-            engine = engine_for(_problems(replace(config, method=method), seeds, data))
+            if method == reference:
+                continue
+            engine = engine_for(_problems(configs, method, data))
             for t, states in enumerate(states_along(engine, rounds, paths)):
                 tell(method, t, rounds)
-                if t not in at:
-                    continue
-                answers = everyone(engine, states)
-                again = everyone(engine, states, replicate=1) if within else [None] * len(states)
-                for problem, state, first, second in zip(engine.problems, states, answers, again, strict=True):
-                    row = probe(problem, state, first, second, num_draws=num_draws)
-                    yield _label(problem, method if reference == OWN else reference, t) | row
+                yield from probed(engine, states, t, method if reference == OWN else reference)
 
 
 def check(config: RunConfig, methods: Sequence[str], reference: str) -> None:
     """ValueError unless data, model, device and every method are there and have a model that all clients share."""
     data = load(config.data, config.data_dir or None)
     for method in dict.fromkeys([*methods, *([] if reference == OWN else [reference])]):
-        (problem,) = _problems(replace(config, method=method), [0], data)
+        (problem,) = _problems([config], method, data)
         state = start(problem)
         follow(problem, state, common_point(problem, state))
 
 
-def _problems(config: RunConfig, seeds: Sequence[int], data: Dataset) -> list[Problem]:
+def _problems(configs: Sequence[RunConfig], method: str, data: Dataset) -> list[Problem]:
     problems: list[Problem] = []
-    for seed in seeds:
-        problem = build(replace(config, seed=seed), data=data)
-        problems.append(problem._replace(dataset=problems[0].dataset) if problems else problem)
+    for config in configs:
+        problem = build(replace(config, method=method), data=data)
+        problems.append(problem._replace(dataset=problems[0].dataset) if problems else problem)  # on the device once
     return problems
-
-
-def _paths(engine: Engine, rounds: int, what: str, tell: Tell) -> list[Path]:
-    paths: list[Path] = [[] for _ in engine.problems]
-    for t, points in enumerate(paths_of(engine, rounds)):
-        tell(what, t, rounds)
-        for path, point in zip(paths, points, strict=True):
-            path.append(point)
-    return paths
 
 
 def _label(problem: Problem, reference: str, round: int) -> Row:

@@ -63,9 +63,3 @@ def states_along(engine: Engine, rounds: int, paths: Sequence[Path] | None = Non
                 if isinstance(outcome, DivergedError):
                     raise outcome
             states = [outcome[0] for outcome in settled if not isinstance(outcome, DivergedError)]
-
-
-def paths_of(engine: Engine, rounds: int) -> Iterator[list[Point]]:
-    """The points of all runs after 0, 1, …, ``rounds`` rounds."""
-    for states in states_along(engine, rounds):
-        yield [common_point(problem, state) for problem, state in zip(engine.problems, states, strict=True)]
