@@ -33,14 +33,14 @@ class Dataset(NamedTuple):
 
     def inputs(self, index: Tensor, dtype: torch.dtype) -> Tensor:
         """The inputs at ``index``, scaled: bytes to [0, 1], then (x - mean) / std per channel."""
-        x = self.x[index]
+        x = self.x.index_select(0, index.to(self.x.device))  # a copy, a row at a time: the rest is done in place
         if x.dtype == torch.uint8:
-            x = x.to(dtype) / 255
-        elif x.is_floating_point():
+            x = x.to(dtype).div_(255)
+        elif x.is_floating_point() or self.mean:
             x = x.to(dtype)
         if self.mean:
             shape = (1, -1, *[1] * (x.dim() - 2))
             mean = torch.tensor(self.mean, dtype=dtype, device=x.device).reshape(shape)
             std = torch.tensor(self.std, dtype=dtype, device=x.device).reshape(shape)
-            x = (x - mean) / std
+            x = x.sub_(mean).div_(std)
         return x

@@ -112,8 +112,9 @@ def train(problem: Problem, round: int, arrival: Arrival, *, share: float = 1.0)
             phase=step.phase,
             mode=phase.mode,
         )
-        x = inputs[step.rows]
-        batch = Batch(x, targets[step.rows], x.new_ones(len(x), dtype=problem.dtype), step.number)
+        rows = step.rows.to(inputs.device)
+        x = inputs.index_select(0, rows)
+        batch = Batch(x, targets.index_select(0, rows), x.new_ones(len(x), dtype=problem.dtype), step.number)
         g_P, scratch = method.direction(ask, y_P, batch, down, own, scratch)
         y_P, velocity_P = sgd(y_P, g_P, velocity_P, phase, ask, lr, config.momentum, config.weight_decay)
         buffers_R = ask.buffers_R
