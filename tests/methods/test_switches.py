@@ -1,4 +1,4 @@
-"""Switches for every shared method: the label prior and server momentum."""
+"""Switches for every shared method: the label prior, even samples, server momentum, and how they go together."""
 
 import math
 from types import SimpleNamespace
@@ -60,7 +60,7 @@ def test_a_client_predicts_with_its_own_prior_and_sends_none_of_it():
     )
 
 
-@pytest.mark.parametrize("text", ["fedavg+prior:tau=0", "fedavg+momentum:beta=0"])
+@pytest.mark.parametrize("text", ["fedavg+prior:tau=0", "fedavg+momentum:beta=0", "fedavg+samples:alpha=0"])
 def test_a_switch_at_zero_is_the_method_to_the_last_bit(text):
     a, b = train(tiny(text), rounds=3), train(tiny("fedavg"), rounds=3)
     assert torch.equal(a.server.x_P, b.server.x_P)
@@ -73,7 +73,14 @@ def test_momentum_on_fedavg_is_fedavgm():
 
 
 @pytest.mark.parametrize(
-    "text", ["scaffold+prior+momentum", "fedprox:mu=0.1+prior", "moon+prior", "pfedsim:warm_up=1+momentum"]
+    "text",
+    [
+        "scaffold+prior+momentum",
+        "scaffold+even+samples:kind=svrg+prior+momentum",
+        "fedprox:mu=0.1+prior",
+        "moon+prior",
+        "pfedsim:warm_up=1+momentum",
+    ],
 )
 def test_switches_go_together_with_any_shared_method(text):
     problem = tiny(text)
