@@ -319,8 +319,7 @@ def measure(engine: Engine, config: RunConfig, states: list[State]) -> list[Row]
     probe = find_probe(config.probe)
     if probe is not None and probe.due(t, config.rounds):
         gradients.check(engine.problems[0])
-        problems = [problem.at(t) for problem in engine.problems]
-        splits = map(at_model.split, engine.gradients(states), problems)
+        splits = map(at_model.split, engine.gradients(states), engine.problems)
         rows = [row | at_model.row(measured) for row, measured in zip(rows, splits, strict=True)]
     return rows
 

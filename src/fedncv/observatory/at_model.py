@@ -82,13 +82,11 @@ class Scalars(NamedTuple):
 
 def measure(problem: Problem, state: State) -> Split:
     """The split at ``state``: what a probed run writes, for a state of any origin."""
-    problem = problem.at(state.round)
     return split(of_run(problem, state), problem)
 
 
 def measure_layers(problem: Problem, state: State) -> dict[str, Split]:
     """The split of every layer, by its name in the model; all numbers but snr add up to those of ``measure``."""
-    problem = problem.at(state.round)
     each = scalars(of_run(problem, state), problem.model.layout)
     return {name: split_of(one, draw_of(problem)) for name, one in zip(problem.model.layout.names, each, strict=True)}
 
@@ -132,9 +130,7 @@ def scalars(gradients: Gradients, layout: Layout) -> list[Scalars]:
     deviation_NL = by_layer(away_NP, layout).cpu().numpy()
     signal_L = by_layer(g_P[None], layout)[0].cpu().numpy()
     spread_NL = gradients.spread_NL.cpu().numpy()
-    # a client without samples has no gradient: nothing of it enters, whatever stands in its row
-    held_N1 = (n_N > 0)[:, None]
-    columns = zip((spread_NL * held_N1).T, (deviation_NL * held_N1).T, (along_NL * held_N1).T, signal_L, strict=True)
+    columns = zip(spread_NL.T, deviation_NL.T, along_NL.T, signal_L, strict=True)
     return [Scalars(n_N, spread, deviation, along, float(s)) for spread, deviation, along, s in columns]
 
 
