@@ -90,35 +90,33 @@ def moments(model: Model, task: Task, inputs: Inputs, at: Standing, parts: Seque
 
         mean = mean_a + d n_b / n,    spread = spread_a + spread_b + d^2 n_a n_b / n,    n = n_a + n_b
     """
-    layout, device = model.layout, at.y_P.device
-    each = sample_gradients(model, task)
-    sizes = [len(part) for part in parts]
-    index = torch.cat(list(parts)).to(device)
-    owner = torch.repeat_interleave(torch.arange(len(parts)), torch.tensor(sizes)).tolist()
-    offset_KC = at.offset_KC
-    mean_KP = at.y_P.new_zeros(len(parts), layout.num_parameters)
-    spread_KL = mean_KP.new_zeros(len(parts), len(layout.names), dtype=torch.float64)
-    done = [0] * len(parts)
-    chunk = chunk_size(at.y_P)
+    layout, y_P = model.layout, at.y_P
+    each, chunk = sample_gradients(model, task), chunk_size(y_P)
+    sizes_K = np.array([len(part) for part in parts])
+    ends_K = np.cumsum(sizes_K)
+    index = torch.cat(list(parts)).to(y_P.device)
+    owner = torch.repeat_interleave(torch.from_numpy(sizes_K)).to(y_P.device)
+    mean_KP = y_P.new_zeros(len(parts), layout.num_parameters)
+    spread_KL = y_P.new_zeros(len(parts), len(layout.names), dtype=torch.float64)
     for first in range(0, len(index), chunk):
-        some = owner[first : first + chunk]
-        low, high = some[0], some[-1] + 1  # samples lie client by client
-        n_new = torch.bincount(torch.tensor(some) - low, minlength=high - low)
-        n_old = torch.tensor(done[low:high])
-        done[low:high] = (n_old + n_new).tolist()
-        place_B = torch.tensor(some, device=device) - low
-        x, target = inputs(index[first : first + chunk])
-        offset_BC = None if offset_KC is None else offset_KC[low:high][place_B]
-        g_BP = each(at.y_P, at.buffers_R, x, target, offset_BC)
-        member_KB = (place_B == torch.arange(high - low, device=device)[:, None]).to(g_BP.dtype)
-        n_new, n_old = n_new.to(g_BP), n_old.to(g_BP)
+        last = min(first + chunk, len(index))
+        k_first, k_last = np.searchsorted(ends_K, [first, last - 1], side="right").tolist()
+        here = slice(k_first, k_last + 1)  # the clients in this chunk: samples lie client by client
+        begins, ends = ends_K[here] - sizes_K[here], ends_K[here]
+        n_old = torch.from_numpy(np.maximum(first - begins, 0)).to(mean_KP)
+        n_new = torch.from_numpy(np.minimum(ends, last) - np.maximum(begins, first)).to(mean_KP)
+        place_B = owner[first:last] - k_first
+        x, target = inputs(index[first:last])
+        offset_BC = None if at.offset_KC is None else at.offset_KC[here][place_B]
+        g_BP = each(y_P, at.buffers_R, x, target, offset_BC)
+        member_KB = (place_B == torch.arange(len(n_new), device=y_P.device)[:, None]).to(g_BP.dtype)
         new_KP = member_KB @ g_BP / n_new[:, None]
         g_BP -= new_KP if len(new_KP) == 1 else new_KP[place_B]
-        d_KP = new_KP - mean_KP[low:high]
+        d_KP = new_KP - mean_KP[here]
         share = n_new / (n_old + n_new)
-        mean_KP[low:high] += share[:, None] * d_KP
-        spread_KL[low:high] += member_KB.double() @ by_layer(g_BP, layout)
-        spread_KL[low:high] += (share * n_old).double()[:, None] * by_layer(d_KP, layout)
+        mean_KP[here] += share[:, None] * d_KP
+        spread_KL[here] += member_KB.double() @ by_layer(g_BP, layout)
+        spread_KL[here] += (share * n_old).double()[:, None] * by_layer(d_KP, layout)
     return mean_KP, spread_KL
 
 
