@@ -3,8 +3,9 @@
     python bench/variance_of_update.py fedavg scaffold fedvarp fedncv --device cuda --out rows.jsonl
     python bench/variance_of_update.py fedavg fedncv --cost --device cuda
 
-`fedncv variance --show rows.jsonl` prints the table and draws the figures. With --cost, for every method at the state
-after two rounds: seconds of the local training of all clients, twice, as the probe needs it, and of the whole probe.
+`fedncv variance --show rows.jsonl` prints the table and draws the pictures; --gallery does so for docs/gallery.md.
+With --cost, for every method at the state after two rounds: seconds of the local training of all clients, twice, as the
+probe needs it, and of the rest of the probe.
 """
 
 import argparse
@@ -25,10 +26,12 @@ from fedncv.observatory.everyone import engine_for, everyone
 from fedncv.observatory.shadow import states_along
 from fedncv.observatory.update import probe
 
+DOCS = Path(__file__).parents[1] / "docs"
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("methods", nargs="+")
+    parser.add_argument("methods", nargs="*")
     parser.add_argument("--data", default="cifar10")
     parser.add_argument("--model", default="lenet5")
     parser.add_argument("--partition", nargs="+", default=["dirichlet:alpha=0.1"])
@@ -43,7 +46,12 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", default="")
     parser.add_argument("--cost", action="store_true")
+    parser.add_argument("--gallery", action="store_true")
     arguments = parser.parse_args()
+    if arguments.gallery:
+        return gallery()
+    if not arguments.methods:
+        parser.error("name one or more methods")
     at = [int(t) for t in arguments.at.split(",")]
     config = RunConfig(
         data=arguments.data, model=arguments.model, partition=arguments.partition[0], clients=arguments.clients,
@@ -81,6 +89,18 @@ def cost(config: RunConfig, method: str, num_draws: int) -> dict[str, Any]:
     row |= {"training": training, "beside": beside, "factor": (training + beside) / training}
     print(f"{method:28s} training {training:.2f} s, beside it {beside:.2f} s: {row['factor']:.2f} times", flush=True)
     return row
+
+
+def gallery() -> None:
+    """The table and pictures of docs/gallery.md, from the rows in docs/results."""
+    from fedncv.observatory.figures import draw_all
+    from fedncv.observatory.table import print_tables, read_rows
+
+    for name in ("variance_cifar10", "variance_cifar10_own"):
+        rows = read_rows(DOCS / "results" / f"{name}.jsonl")
+        print_tables(rows)
+        if name == "variance_cifar10":
+            draw_all(rows, DOCS / "figures", prefix="gallery_")
 
 
 def timed(function: Callable[[], Any]) -> tuple[float, Any]:

@@ -101,7 +101,8 @@ def frozen_server(problem: Problem, state: State, answers: Everyone) -> Server:
     server, ids = doubled(state.server), answers.ids_N
     first = int(ids[0])
     (arrival,) = arrivals(problem, state, np.array([first]))
-    begins, own = problem.ask(first, arrival.buffers_R, state.round), doubled(arrival.kept.own)
+    begins = problem.ask(first, arrival.buffers_R, state.round)
+    own = tree_map(lambda leaf: leaf.to(device), doubled(arrival.kept.own))
     ask = ServerAsk(problem.model, state.round, key_for(problem.config.seed, "server", state.round).to(device))
     sizes_N = problem.federation.sizes_N.to(device)[ids]
     inclusion_N = torch.from_numpy(problem.inclusion_N).to(device)[ids] * (1 - problem.config.dropout)

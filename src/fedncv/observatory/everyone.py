@@ -73,7 +73,8 @@ def common_point(problem: Problem, state: State) -> Point:
         )
     (arrival,) = arrivals(problem, state, np.array([0]))
     ask = problem.ask(0, arrival.buffers_R, state.round)
-    return Point(problem.method.begin(ask, arrival.down, arrival.kept.own)[0], arrival.buffers_R)
+    own = tree_map(lambda leaf: leaf.to(arrival.buffers_R.device), arrival.kept.own)  # clients may keep it elsewhere
+    return Point(problem.method.begin(ask, arrival.down, own)[0], arrival.buffers_R)
 
 
 def doubled(tree: Any) -> Any:
