@@ -46,15 +46,17 @@ OWN: list[dict[str, Any]] = [
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--methods", nargs="+", default=list(METHODS))
+    parser.add_argument("--methods", nargs="*", default=list(METHODS))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     print(machine())
     device = torch.device(arguments.device)
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
     checks: list[tuple[str, Callable[[], float], float]] = [
         ("philox in one kernel: words", lambda: philox(device), 0),
         ("draws under vmap", lambda: draws(device), 0),
-        ("a place in memory that does not suffice", lambda: little_memory(device), 1e-4),
+        ("a stack for which memory does not suffice", lambda: little_memory(device), 1e-4),
         ("clients kept in host memory", lambda: kept(device, "host"), 0),
         ("clients kept in a file", lambda: kept(device, "file"), 0),
     ]
