@@ -1,0 +1,93 @@
+"""One small archive of a study that was run in parts, on one machine or several, for docs/results/.
+
+    python tools/pack_results.py docs/results/table1.tar.xz PART…
+    tar xf docs/results/table1.tar.xz -C runs && fedncv report runs/table1
+
+A part is a study's folder; all must have the same protocol. Configs, study.toml and metrics go in, without states;
+every client's own score only of the last row of a run; folders of data are left out of configs, since they say where
+the data lay and not what it was.
+"""
+
+import io
+import json
+import sys
+import tarfile
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from fedncv.config import RunConfig, Settings, read_toml, write_toml
+from fedncv.results import CONFIG, METRICS, read_config, read_rows
+from fedncv.studies.study import FILE, PARTITION, Study, extend, read_study, to_toml
+
+
+def joined(parts: list[Path]) -> Study:
+    """The study that the parts are parts of."""
+    whole, *others = (read_study(part) for part in parts)
+    for part, study in zip(parts[1:], others, strict=True):
+        rates = {c: whole.lr.get(c, {}) | study.lr.get(c, {}) for c in {**whole.lr, **study.lr}}
+        whole = replace(extend(whole, study, where=part), lr=rates)
+    return replace(whole, settings=replace(whole.settings, data_dir=""))
+
+
+def made_with(parts: list[Path]) -> dict[str, dict[str, str]]:
+    """Versions and machine; refused where the parts differ in them."""
+    found: list[dict[str, str]] = [read_toml(part / FILE).get("made_with", {}) for part in parts]
+    same = [{name: words[name] for name in words if name != "command"} for words in found]
+    if any(words != same[0] for words in same):
+        raise SystemExit(f"the parts were not made with the same versions: {same}")
+    return {"made_with": same[0]}
+
+
+def command(study: Study) -> str:
+    """What makes the whole study in one go."""
+    plain = Settings()
+    words = ["fedncv", "study", study.name, "--datasets", *study.datasets, "--methods", *study.methods]
+    words += ["--seeds", str(len(study.seeds))]
+    if study.clients:
+        words += ["--clients", *map(str, study.clients)]
+    if study.tuning is not None:
+        grid = map(str, study.tuning.grid)
+        words += ["--tune", "--tuning-seeds", str(len(study.tuning.seeds)), "--tuning-lr", *grid]
+    for field in fields(Settings):
+        value = getattr(study.settings, field.name)
+        if field.name not in ("data", "data_dir", "clients") and value != getattr(plain, field.name):
+            words += [f"--{field.name.replace('_', '-')}", str(value)]
+    return " ".join(words)
+
+
+def slim(rows: list[dict[str, Any]]) -> bytes:
+    """Rows without single clients, but for the last."""
+    kept = [{k: v for k, v in row.items() if not k.endswith("_clients")} for row in rows[:-1]] + rows[-1:]
+    return "".join(json.dumps(row) + "\n" for row in kept).encode()
+
+
+def contents(parts: list[Path]) -> dict[str, bytes]:
+    """Path in the archive -> bytes."""
+    study = joined(parts)
+    words = made_with(parts)
+    words["made_with"]["command"] = command(study)
+    found = {FILE: to_toml(study, words).encode()}
+    for part in parts:
+        for config in sorted(part.rglob(CONFIG)):
+            folder = config.parent
+            run: RunConfig = replace(read_config(folder), data_dir="")
+            where = folder.relative_to(part).as_posix()
+            found[f"{where}/{CONFIG}"] = write_toml(run).encode()
+            found[f"{where}/{METRICS}"] = slim(read_rows(folder))
+        for path in sorted(part.rglob(PARTITION)):
+            found[path.relative_to(part).as_posix()] = path.read_bytes()
+    return found
+
+
+def main(archive: Path, parts: list[Path]) -> None:
+    with tarfile.open(archive, "w:xz") as tar:
+        for name, data in sorted(contents(parts).items()):
+            info = tarfile.TarInfo(f"{archive.name.removesuffix('.tar.xz')}/{name}")
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    print(f"{archive}: {archive.stat().st_size / 1e3:,.0f} kB")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), [Path(part) for part in sys.argv[2:]])
