@@ -5,8 +5,7 @@ import torch
 from federations import quadratics, tiny, train, vector
 from torch.testing import assert_close
 
-from fedncv.methods import find_method
-from fedncv.methods.fat_clipping import clip_factor
+from fedncv.methods.fat_clipping import IterationConfig, RoundConfig, clip_factor
 
 
 def test_every_gradient_is_clipped():
@@ -48,9 +47,9 @@ def test_running_statistics_are_not_clipped():
     assert torch.equal(train(clipped).buffers, train(free).buffers)
 
 
-@pytest.mark.parametrize("which", ["pi", "pr"])
+@pytest.mark.parametrize("config", [IterationConfig, RoundConfig])
 @pytest.mark.parametrize("text", ["clip=0", "server_lr=0", "server_lr=inf"])
-def test_values_out_of_range_are_refused(which, text):
+def test_values_out_of_range_are_refused(config, text):
     name, value = text.split("=")
     with pytest.raises(ValueError, match=f"{name} must be above 0.*, not {value}"):
-        find_method(f"fat_clipping_{which}:{text}")
+        config(**{name: float(value)})

@@ -80,6 +80,13 @@ def test_an_update_of_zero_is_orthogonal_to_all():
     zero = torch.zeros(2)
     assert_close(angle(vector(1.0, 0.0), torch.stack([zero, vector(-2.0, 0.0)])), vector(pi / 2, pi))
     assert_close(angle(zero, torch.eye(2)), vector(pi / 2, pi / 2))
+    assert_close(angle(zero, zero[None]), vector(pi / 2))
+
+
+def test_angles_of_single_precision_are_as_good_as_double():
+    """(3, 4) and twice itself: in float32 their directions differ by some 1e-8."""
+    assert_close(angle(torch.tensor([3.0, 4.0]), torch.tensor([[6.0, 8.0]])), vector(0.0), atol=1e-15, rtol=0)
+    assert_close(angle(vector(3.0, 4.0), torch.tensor([[6.0, 8.0]])), vector(0.0), atol=1e-15, rtol=0)
 
 
 def test_a_negative_steepness_is_refused():

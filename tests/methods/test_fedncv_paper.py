@@ -78,8 +78,29 @@ def test_likelihood_weights_follow_the_models_own_probabilities():
     y_P, scratch = method.begin(real, arrival.down, ())
     original = real.forward
     real.forward = lambda p, b, mode=None: original(p, b, mode="eval")
-    result, _ = method.direction(real, y_P, padded, arrival.down, (), scratch)
+    result, slope = method.direction(real, y_P, padded, arrival.down, (), scratch)
     assert_close(result, expected, rtol=1e-10, atol=1e-12)
+    # g_B = q - alpha c, so d||g_B||^2 / d alpha = -2 <c, g_B>
+    c = sum(pi[i] * others[i] for i in range(5))
+    assert_close(slope.total, -2 * (c @ expected), rtol=1e-10, atol=1e-12)
+
+
+def test_with_uniform_weights_samples_that_differ_count_alike():
+    problem = tiny("fedncv-paper:alpha=0.4,sampling=uniform", sizes=(20,))
+    rows = problem.clients.train[0][:5]
+    batch = Batch(problem.dataset.x[rows], problem.dataset.y[rows], torch.ones(5, dtype=torch.float64), 0)
+    (arrival,) = arrivals(problem, start(problem), everyone(0).ids)
+    plain, ours = (problem.ask(0, arrival.buffers_R, 0) for _ in range(2))
+    y_P, scratch = problem.method.begin(ours, arrival.down, ())
+    g_P, _ = problem.method.direction(ours, y_P, batch, arrival.down, (), scratch)
+    assert_close(g_P, 0.6 * plain.grad(y_P, batch), rtol=1e-10, atol=1e-12)
+
+
+def test_the_slope_that_is_sent_is_the_mean_over_the_steps():
+    """alpha = 1/2, gradients 8, then 2 (4.8 - 1): -2 (1 - alpha) g^2 is -64, then -57.76."""
+    problem = quadratics("fedncv-paper:alpha=0.5", a=(2,), b=(1,), sizes=[4], steps=2)
+    (arrival,) = arrivals(problem, start(problem), everyone(0).ids)
+    assert float(train_client(problem, 0, arrival).up.slope) == pytest.approx(-(64 + 57.76) / 2)
 
 
 def test_alpha_stays_between_zero_and_one():

@@ -8,6 +8,7 @@ from torch.testing import assert_close
 from fedncv.engine.problem import arrivals, start
 from fedncv.methods import find_method
 from fedncv.methods.base import Replies, ServerAsk
+from fedncv.methods.fedncv_sums import Config
 
 BARE = "fedncv-sums:tau=0,even=false,momentum=0"
 
@@ -90,5 +91,22 @@ def test_without_a_correction_nothing_of_it_travels():
 
 @pytest.mark.parametrize("knob", ["alpha=2", "momentum=1", "tau=-1", "epsilon=0"])
 def test_knobs_out_of_range_are_named(knob):
-    with pytest.raises(ValueError, match=knob.partition("=")[0]):
-        find_method(f"fedncv-sums:{knob}")
+    name, value = knob.split("=")
+    with pytest.raises(ValueError, match=name):
+        Config(**{name: float(value)})
+
+
+def test_two_rounds_with_half_a_correction_and_momentum_by_hand():
+    """x = 5, lr 0.05, a step a round: Delta = (0.25, 0.8), c = (5, 16), v = 0.525, x = 4.475, c_bar = 10.5.
+    Then e = (-2.75, 2.75), gradients 4.475 and 13.9: Delta = 0.05 (g - e) = (0.36125, 0.5575) of mean 0.459375,
+    v = 0.525/2 + 0.459375.
+    """
+    problem = quadratics("fedncv-sums:alpha=0.5,momentum=0.5,tau=0,even=false", steps=1)
+    state = train(problem, rounds=2)
+    assert [float(state.kept[u].own.h_P) for u in (0, 1)] == pytest.approx([0.36125, 0.5575])
+    assert [float(state.kept[u].own.c_E) for u in (0, 1)] == pytest.approx([4.475, 13.9])
+    assert float(state.server.x_P) == pytest.approx(4.475 - 0.2625 - 0.459375)
+
+
+def test_its_sums_need_sizes_that_stay():
+    assert find_method("fedncv-sums").fixed_sizes  # so a stream is refused

@@ -45,8 +45,7 @@ def angle(delta_P: Tensor, delta_SP: Tensor) -> Tensor:
     """
     a_P, b_SP = delta_P.double(), delta_SP.double()
     length, length_S = torch.linalg.vector_norm(a_P), torch.linalg.vector_norm(b_SP, dim=1)
-    a_P = a_P / torch.where(length > 0, length, 1.0)
-    b_SP = b_SP / torch.where(length_S > 0, length_S, 1.0)[:, None]
+    a_P, b_SP = a_P / length, b_SP / length_S[:, None]  # where a length is 0, looked at by nobody
     apart_S, together_S = (torch.linalg.vector_norm(v_SP, dim=1) for v_SP in (a_P - b_SP, a_P + b_SP))
     return torch.where(length * length_S > 0, 2 * torch.atan2(apart_S, together_S), torch.pi / 2)
 
