@@ -138,3 +138,22 @@ def test_expected_samples_by_algebra():
     assert expected_samples(config) == pytest.approx(2 * 5 * 3 * 1797 * 0.75 / 20)
     assert measured_samples(config) == pytest.approx(3 * 1797 * 0.75)
     assert measured_samples(replace(config, rounds=10, after_every=5)) == pytest.approx(2 * 3 * 1797 * 0.75)
+
+
+def test_variants_are_columns_of_their_own_and_survive_the_file(study, tmp_path):
+    study = replace(
+        study, datasets=("digits",), seeds=(0,), variants={"alpha-1": {"partition": "dirichlet:alpha=1"}, "few": {"per_round": 2}},
+        lr={"digits/few": {"fedavg": 0.3}},
+    )  # fmt: skip
+    assert list(study.columns()) == ["digits/alpha-1", "digits/few"]
+    skewed, few = study.columns().values()
+    assert (skewed.partition, skewed.per_round, few.per_round) == ("dirichlet:alpha=1", 5, 2)
+    cells = {str(cell.folder): cell.config for cell in study.cells()}
+    assert cells["digits/few/fedavg-seed0"].lr == 0.3
+    assert cells["digits/alpha-1/fedavg-seed0"].lr == study.settings.lr
+    (tmp_path / FILE).write_text(to_toml(study))
+    assert read_study(tmp_path) == study
+    with pytest.raises(ValueError, match="variants alpha-1, few → none"):
+        extend(study, replace(study, variants={}), where=tmp_path)
+    with pytest.raises(ValueError, match="leave --clients at one number"):
+        replace(study, clients=(10, 20)).check()

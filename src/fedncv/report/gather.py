@@ -29,7 +29,7 @@ class Missing(NamedTuple):
 
 @dataclass(frozen=True, eq=False)  # hashed by identity: what is computed from one is kept
 class Column:
-    """One dataset, or one dataset at one number of clients."""
+    """One dataset, or one dataset at one number of clients or in one variant of the study."""
 
     name: str
     data: str
@@ -39,8 +39,10 @@ class Column:
 
     @property
     def title(self) -> str:
-        where = names.dataset(self.data)
-        return f"{where}, {self.clients:,} clients" if "clients-" in self.name else where
+        where, variant = names.dataset(self.data), self.name.partition("/")[2]
+        if variant == f"clients-{self.clients}":
+            return f"{where}, {self.clients:,} clients"
+        return f"{where}, {variant.replace('-', ' ')}" if variant else where
 
     def scores(self, metric: str) -> dict[str, dict[int, float]]:
         """method -> seed -> value at the end; a method that has none is left out."""
@@ -96,10 +98,12 @@ def gather(folder: Path, *, allow: tuple[str, ...] = ()) -> Results:
             runs.append(Run(path, read_config(path), read_rows(path)))
         except ValueError as error:
             unreadable[path] = str(error)
-    if study is not None and study.tuning is not None:
+    if study is not None and (study.tuning is not None or study.lr):
         allow = (*allow, "lr")
     if study is not None and len(study.clients) > 1:
         allow = (*allow, "clients", "per_round")
+    if study is not None:
+        allow = (*allow, *{name for changes in study.variants.values() for name in changes})
     differing = _check_protocol(runs, allow)
     columns, missing = _columns(folder, study, runs, unreadable)
     if study is None and not any(column.runs for column in columns):
@@ -148,7 +152,6 @@ def _check_protocol(runs: list[Run], allow: tuple[str, ...]) -> list[str]:
 def _columns(
     folder: Path, study: Study | None, runs: list[Run], unreadable: dict[Path, str]
 ) -> tuple[list[Column], list[Missing]]:
-    several = study is not None and len(study.clients) > 1
     columns: dict[str, Column] = {}
     if study is not None:
         for name, settings in study.columns().items():
@@ -157,7 +160,7 @@ def _columns(
     seen: set[tuple[str, str, int]] = set()
     for run in runs:
         config = run.config
-        name = f"{config.data}/clients-{config.clients}" if several else config.data
+        name = run.folder.parent.relative_to(folder).as_posix() if study is not None else config.data
         column = columns.setdefault(name, Column(name, config.data, config.clients, {}))
         if (name, config.method, config.seed) in seen:
             raise ValueError(f"{run.folder} repeats {config.method} on {name} with seed {config.seed}; remove one")

@@ -2,7 +2,7 @@
 
 A study is a folder of runs, `<out>/<column>/<method>-seed<k>`, with `study.toml` at its root: complete and
 resolved, so that the same command goes on with it and a reader can repeat it. A column of its table is a
-dataset, or a dataset at one number of clients where the study varies that.
+dataset, or a dataset at one number of clients or one variant of the settings where the study varies those.
 """
 
 import json
@@ -42,6 +42,8 @@ class Study:
     seeds: tuple[int, ...]
     clients: tuple[int, ...] = ()
     """Several numbers of clients make a column each; the clients drawn a round grow in proportion."""
+    variants: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Name -> what it sets: a column each, in place of the plain settings."""
     tuning: Tuning | None = None
     lr: dict[str, dict[str, float]] = field(default_factory=dict)
     """column -> method -> learning rate that tuning chose; where there is none, the settings' holds."""
@@ -51,8 +53,10 @@ class Study:
         found: dict[str, Settings] = {}
         for data in self.datasets:
             plain = replace(self.settings, data=data)
-            if len(self.clients) <= 1:
+            found |= {f"{data}/{name}": replace(plain, **changes) for name, changes in self.variants.items()}
+            if len(self.clients) <= 1 and not self.variants:
                 found[data] = plain
+            if len(self.clients) <= 1:
                 continue
             for clients in self.clients:
                 drawn = max(1, round(plain.per_round * clients / plain.clients))
@@ -89,6 +93,8 @@ class Study:
                 raise ValueError(f"nothing to run: give at least one of --{name}")
             if len(set(values)) < len(values):
                 raise ValueError(f"--{name} names one twice: {' '.join(map(str, values))}")
+        if self.variants and len(self.clients) > 1:
+            raise ValueError(f"{self.name} has columns of its own: leave --clients at one number")
         if len(set(self.methods)) < len(self.methods):
             raise ValueError(f"--methods names one twice: {' '.join(self.methods)}")
         if self.tuning is not None:
@@ -120,6 +126,7 @@ def to_toml(study: Study, extra: dict[str, dict[str, str]] | None = None) -> str
     tables: dict[str, dict[str, Any]] = {"settings": asdict(study.settings)}
     if study.tuning is not None:
         tables["tuning"] = study.tuning._asdict()
+    tables |= {f"variants.{_key(name)}": changes for name, changes in study.variants.items()}
     tables |= {f"lr.{_key(column)}": dict(chosen) for column, chosen in study.lr.items()}
     tables |= extra or {}
     for header, table in tables.items():
@@ -151,6 +158,7 @@ def read_study(folder: Path) -> Study:
             methods=tuple(values["methods"]),
             seeds=tuple(values["seeds"]),
             clients=tuple(values["clients"]),
+            variants=values.get("variants", {}),
             tuning=None if tuning is None else Tuning(tuple(tuning["grid"]), tuple(tuning["seeds"]), tuning["by"]),
             lr=values.get("lr", {}),
         )
@@ -167,6 +175,8 @@ def extend(old: Study, new: Study, *, where: Path) -> Study:
     ]
     if len(old.clients) <= 1 < len(new.clients) or len(new.clients) <= 1 < len(old.clients):
         differing.append(f"clients {list(old.clients)} → {list(new.clients)}")
+    if old.variants != new.variants:
+        differing.append(f"variants {', '.join(old.variants) or 'none'} → {', '.join(new.variants) or 'none'}")
     if new.tuning is not None and new.tuning != old.tuning:
         differing.append("tuning, which must come before the reported seeds")
     if differing:
