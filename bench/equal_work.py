@@ -51,6 +51,7 @@ def measure(name: str) -> Cost:
     spent = second.totals._replace(**{k: v - getattr(first.totals, k) for k, v in second.totals._asdict().items()})
     two = problem.federation._replace(num_clients=2, sizes_N=problem.federation.sizes_N.repeat(2))
     servers = [num_bytes(problem.method.init(problem.model.start_P, f)) for f in (problem.federation, two)]
+    rows = num_bytes(second.server) - servers[0]  # of a client that was seen
     return Cost(
         spent.samples,
         spent.gradients,
@@ -58,7 +59,7 @@ def measure(name: str) -> Cost:
         spent.bytes_down,
         spent.bytes_up,
         num_bytes(second.kept[0]),
-        servers[1] - servers[0],
+        servers[1] - servers[0] + rows,
     )
 
 
@@ -91,8 +92,9 @@ Where the numbers differ from FedAvg's:
 - **fedgen** sends its generator down; its server takes 50 steps of Adam a round, which are not in the table, and
   its clients pass 32 generated features and a batch's worth of them through the head in every step.
 - **fedper** and **fedrep** send no head; **local** sends nothing.
-- **fedvarp**, **fedstale** and **mifa** keep an update for every client at the server, **pfedsim** a model; its running
-  statistics, kept for every client too, are not in the last column.
+- **fedvarp**, **fedstale** and **mifa** keep an update for every client seen at the server, **fedncv** an update, a
+  gradient and two numbers, **pfedsim** a model of every client; its running statistics, kept for every client too, are
+  not in the last column.
 """
 
 

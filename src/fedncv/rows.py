@@ -187,6 +187,16 @@ class Rows(Mapping[int, Any]):
 AnyRows = Rows | dict[int, Any]
 
 
+def rows_of(rows: AnyRows, ids_S: Tensor, default: Tensor) -> Tensor:
+    """The rows of these clients, stacked; ``default`` for one never seen."""
+    return torch.stack([rows.get(u, default) for u in ids_S.tolist()])
+
+
+def with_rows(rows: AnyRows, ids_S: Tensor, new_SP: Tensor) -> AnyRows:
+    """The rows of these clients replaced; each is a copy, so that it does not keep its whole round in memory."""
+    return rows | {u: row.clone() for u, row in zip(ids_S.tolist(), new_SP, strict=True)}
+
+
 def rows_for(tree: Tree, *, room: float, num_clients: int, device: torch.device) -> Tree:
     """The tree with ``Rows`` for each of its empty dictionaries of clients, which share the ``room`` in memory."""
     share = room / max(1, _num_dictionaries(tree))

@@ -39,7 +39,7 @@ from fedncv.estimators import Moments, WeightedSum
 from fedncv.methods.base import Ask, Batch, Federation, Method, Replies, ServerAsk, Work, for_all, weighted_sum
 from fedncv.methods.fedavg import fedavg
 from fedncv.methods.switches import even_samples, label_prior, sample_level, server_average
-from fedncv.rows import AnyRows
+from fedncv.rows import AnyRows, rows_of, with_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,8 +146,8 @@ def fedncv(config: Config = Config()) -> Method:
         c_bar_Q = estimators.weighted_mean(server.sum_c)
         # recentred over all clients, those never seen included: sum_u p_u e_u = 0 from the first round on
         spread_Q = server.sum_alpha_c.total_P - server.sum_alpha_c.size * c_bar_Q
-        alpha_S = _read(server.alpha, ids_S, server.x_Q.new_zeros(()))
-        c_SQ = _read(server.c, ids_S, c_bar_Q.to(server.x_Q.dtype))
+        alpha_S = rows_of(server.alpha, ids_S, server.x_Q.new_zeros(()))
+        c_SQ = rows_of(server.c, ids_S, c_bar_Q.to(server.x_Q.dtype))
         return estimators.drift_corrections(c_SQ, alpha_S, c_bar_Q, spread_Q / server.n_N.sum())
 
     def broadcast(server: Server, ids_S: Tensor) -> Down:
@@ -225,25 +225,15 @@ def fedncv(config: Config = Config()) -> Method:
     return label_prior.with_prior(method, label_prior.Config(tau=config.tau, epsilon=config.epsilon))
 
 
-def _read(rows: AnyRows, ids_S: Tensor, default: Tensor) -> Tensor:
-    """The rows of these clients; ``default`` for one never seen."""
-    return torch.stack([rows.get(u, default) for u in ids_S.tolist()])
-
-
-def _write(rows: AnyRows, ids_S: Tensor, new_SQ: Tensor) -> AnyRows:
-    """The rows of these clients replaced; each is a copy, so that it does not keep its whole round in memory."""
-    return rows | {u: row.clone() for u, row in zip(ids_S.tolist(), new_SQ, strict=True)}
-
-
 def _remember(
     rows: AnyRows, sums: WeightedSum, replies: Replies, n_old_N: Tensor, new_SQ: Tensor
 ) -> tuple[AnyRows, WeightedSum]:
     """Rows and their sums after these clients' rows were replaced. A client not seen before had no weight."""
     ids_S = replies.ids_S
     seen_S = torch.tensor([u in rows for u in ids_S.tolist()], device=ids_S.device)
-    old_SQ = _read(rows, ids_S, torch.zeros_like(new_SQ[0]))
+    old_SQ = rows_of(rows, ids_S, torch.zeros_like(new_SQ[0]))
     sums = estimators.replace_rows(sums, old_SQ, n_old_N[ids_S] * seen_S, new_SQ, replies.sizes_S.to(n_old_N))
-    return _write(rows, ids_S, new_SQ), sums
+    return with_rows(rows, ids_S, new_SQ), sums
 
 
 def _estimate(config: Config, server: Server, replies: Replies, n_N: Tensor) -> tuple[Tensor, Moments]:
@@ -255,7 +245,7 @@ def _estimate(config: Config, server: Server, replies: Replies, n_N: Tensor) -> 
     if config.memory == "off":
         return weighted_sum(weight_S, delta_SQ), server.moments
     h_bar_Q = estimators.weighted_mean(server.sum_h).to(delta_SQ.dtype)
-    h_SQ = _read(server.h, replies.ids_S, h_bar_Q)
+    h_SQ = rows_of(server.h, replies.ids_S, h_bar_Q)
     beta: float | Tensor = config.beta
     if config.memory == "adaptive":
         beta = estimators.running_beta(server.moments).clamp(0, config.beta).to(delta_SQ.dtype)
@@ -275,10 +265,10 @@ def _learn(config: Config, server: Server, after: Server, replies: Replies, e_SQ
     path_S = replies.ups.total_step
     c_new_SQ = replies.ups.delta_Q / path_S[:, None] + e_SQ
     c_bar_Q = estimators.weighted_mean(server.sum_c).to(e_SQ.dtype)
-    c_old_SQ = _read(server.c, ids_S, c_bar_Q)
+    c_old_SQ = rows_of(server.c, ids_S, c_bar_Q)
     c, sum_c = _remember(server.c, server.sum_c, replies, server.n_N, c_new_SQ)
     seen_S = torch.tensor([u in server.c for u in ids_S.tolist()], device=ids_S.device)
-    old_S = _read(server.alpha, ids_S, e_SQ.new_zeros(()))
+    old_S = rows_of(server.alpha, ids_S, e_SQ.new_zeros(()))
     if config.drift == "adaptive":
         target_S = estimators.learned_alpha(c_new_SQ, c_old_SQ, estimators.weighted_mean(sum_c), seen_S)
         new_S = estimators.smoothed(old_S, target_S.clamp(max=config.alpha), rate=config.rate)
@@ -291,4 +281,4 @@ def _learn(config: Config, server: Server, after: Server, replies: Replies, e_SQ
         c_new_SQ,
         replies.sizes_S.to(server.n_N) * new_S,
     )
-    return after._replace(c=c, sum_c=sum_c, alpha=_write(server.alpha, ids_S, new_S), sum_alpha_c=sum_alpha_c)
+    return after._replace(c=c, sum_c=sum_c, alpha=with_rows(server.alpha, ids_S, new_S), sum_alpha_c=sum_alpha_c)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fedncv.methods.base import Federation, Method, Replies, ServerAsk, weighted_sum
 from fedncv.methods.fedavg import fedavg
+from fedncv.rows import AnyRows, rows_of, with_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +34,7 @@ class Config:
 
 class Server(NamedTuple):
     x_P: Tensor  # global model
-    h_NP: Tensor  # last update of every client
+    h: AnyRows  # last update of every client seen
     total_P: Tensor  # sum_v n_v h_v, in float64: kept up to date from the clients of the round alone
     size: float  # sum_v n_v
 
@@ -43,14 +44,12 @@ class Server(NamedTuple):
 
 
 def init(x_P: Tensor, federation: Federation) -> Server:
-    h_NP = x_P.new_zeros(federation.num_clients, *x_P.shape)
-    return Server(x_P, h_NP, torch.zeros_like(x_P, dtype=torch.float64), float(federation.sizes_N.sum()))
+    return Server(x_P, {}, torch.zeros_like(x_P, dtype=torch.float64), float(federation.sizes_N.sum()))
 
 
 def remembered(server: Server, replies: Replies) -> Tensor:
     """h_u of the clients that answered."""
-    h_SP: Tensor = server.h_NP[replies.ids_S]
-    return h_SP
+    return rows_of(server.h, replies.ids_S, torch.zeros_like(server.x_P))
 
 
 def remember(server: Server, replies: Replies) -> Server:
@@ -58,7 +57,7 @@ def remember(server: Server, replies: Replies) -> Server:
     delta_SP = replies.ups.delta_P
     change_SP = delta_SP.double() - remembered(server, replies)
     return server._replace(
-        h_NP=server.h_NP.index_copy(0, replies.ids_S, delta_SP),
+        h=with_rows(server.h, replies.ids_S, delta_SP),
         total_P=server.total_P + weighted_sum(replies.sizes_S, change_SP),
     )
 
