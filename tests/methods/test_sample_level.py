@@ -14,6 +14,7 @@ from fedncv.engine.local import train as train_client
 from fedncv.engine.problem import arrivals, build, start
 from fedncv.engine.sequential import run_round
 from fedncv.engine.stacked import StackedEngine
+from fedncv.estimators import new_table, saga_direction
 from fedncv.methods import find_method
 from fedncv.methods.base import Ask, Batch
 from fedncv.tasks import Task
@@ -123,6 +124,15 @@ def test_two_visits_by_hand():
     """
     problem = samples("fedavg+samples:kind=saga,alpha=0.5", [0.0] * 4 + [4.0] * 4, task=QUADRATIC)
     assert path(problem, [(0, 1), (1, 0)]) == pytest.approx([5.0, 0.5, 1.575, 3.1675])
+
+
+def test_in_a_loop_the_textbooks_running_mean_does_not_cancel():
+    """Gradients 1 and 1, alpha = 1, a table of zeros: z = 1, then a_bar = 1/2 and z = 1 - (0 - 1/2). Ours: 1 and 1."""
+    w_B, one_P = torch.tensor([0.5, 0.5]), torch.ones(1)
+    first_P, table = saga_direction(new_table(torch.zeros(2, 1), w_B), w_B, torch.tensor(0), one_P, alpha=1.0)
+    second_P, _ = saga_direction(table, w_B, torch.tensor(1), one_P, alpha=1.0)
+    assert [float(first_P), float(second_P)] == [1.0, 1.5]
+    assert path(samples("fedavg+samples", [1.0] * 8), [(0, 1)]) == [1.0, 1.0]
 
 
 # ---- what it is good for -------------------------------------------------------------------------------
