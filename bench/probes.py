@@ -5,9 +5,9 @@
     python bench/probes.py --intervals                   # how often the 95 % intervals hold the truth
 
 Pixels are drawn unless ``--data`` names a dataset; time does not depend on what they show. ``--ways`` compares
-per-sample gradients as they are used with convolutions written as matrix products and with gradients of batches,
-whose spread is an unbiased estimate of the same variance: k batches of b samples each give
-E sum ||g_B - g_u||^2 / (k - 1) = S_u^2 / b, without a gradient for every sample.
+per-sample gradients by torch's convolutions with those by products (engine/sample_convolutions.py, what a GPU uses)
+and with gradients of batches, whose spread is an unbiased estimate of the same variance: k batches of b samples each
+give E sum ||g_B - g_u||^2 / (k - 1) = S_u^2 / b, without a gradient for every sample.
 """
 
 import argparse
@@ -18,16 +18,16 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from study import images, machine, problems
 from throughput import settled, wait
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedncv.data import load
 from fedncv.engine.choose import Engine, engine_for
 from fedncv.engine.gradients import sample_gradients
 from fedncv.engine.problem import Problem, State, start
+from fedncv.engine.sample_convolutions import by_products
 from fedncv.flat import Model
 from fedncv.observatory import at_model
 
@@ -43,6 +43,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=100)
     parser.add_argument("--samples", type=int, default=60_000, help="of the drawn pixels")
     parser.add_argument("--ways", action="store_true", help="three ways to the gradients instead")
+    parser.add_argument("--profile", action="store_true", help="where the time of one probe goes")
     parser.add_argument("--intervals", action="store_true", help="coverage of the intervals instead")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -56,10 +57,10 @@ def main() -> None:
     if arguments.ways:
         ways(made[0])
     else:
-        side_by_side(made, arguments.rounds, arguments.every)
+        side_by_side(made, arguments.rounds, arguments.every, profiled=arguments.profile)
 
 
-def side_by_side(made: list[Problem], rounds: int, every: int) -> None:
+def side_by_side(made: list[Problem], rounds: int, every: int, *, profiled: bool = False) -> None:
     """Rounds, scores of all clients and probes of all clients, each on its own clock."""
     device = made[0].model.start_P.device
     clock = {"start-up and round 1": 0.0, "rounds": 0.0, "scores": 0.0, "probes": 0.0}
@@ -90,6 +91,8 @@ def side_by_side(made: list[Problem], rounds: int, every: int) -> None:
                 memory = max(memory, (torch.cuda.max_memory_allocated(device) - held) / 2**30)
             numbers = {name: f"{number.value:.4g}" for name, number in splits[0]._asdict().items() if number}
             print(f"round {t}: {numbers}; " + ", ".join(f"{k} {v:.2f} s" for k, v in clock.items()), flush=True)
+    if profiled:
+        profile(engine, made, states)
     engine.close()
     study = clock["rounds"] + clock["scores"]
     samples = sum(float(problem.clients.sizes.sum()) for problem in made) * num_probes
@@ -106,30 +109,24 @@ def probe(engine: Engine, made: list[Problem], states: list[State]) -> list[at_m
     return list(map(at_model.split, engine.gradients(states), made))
 
 
+def profile(engine: Engine, made: list[Problem], states: list[State]) -> None:
+    """Share of the time in which a kernel runs, and the kernels that take most of it."""
+    device = made[0].model.start_P.device
+    on_gpu = device.type == "cuda"
+    kind = torch.profiler.ProfilerActivity.CUDA if on_gpu else torch.profiler.ProfilerActivity.CPU
+    with torch.profiler.profile(activities=[kind]) as profiler:
+        began = time.perf_counter()
+        probe(engine, made, states)
+        wait(device)
+        seconds = time.perf_counter() - began
+    spent = [(e.self_device_time_total if on_gpu else e.self_cpu_time_total, e) for e in profiler.key_averages()]
+    total = sum(time_us for time_us, _ in spent)
+    print(f"one probe under the profiler: {seconds:.3f} s, {total / 1e6 / seconds:.0%} of it in kernels")
+    for time_us, event in sorted(spent, key=lambda pair: -pair[0])[:16]:
+        print(f"  {time_us / total:6.1%} {event.count:6d}x {time_us / max(1, event.count):9.1f} us  {event.key[:90]}")
+
+
 # ---- three ways ------------------------------------------------------------------------------------------
-
-
-class Columns(nn.Module):
-    """A convolution as a product of matrices."""
-
-    def __init__(self, plain: nn.Conv2d) -> None:
-        super().__init__()
-        self.weight, self.bias = plain.weight, plain.bias
-        self.window = {"kernel_size": plain.kernel_size, "stride": plain.stride, "dilation": plain.dilation}
-
-    def forward(self, x: Tensor) -> Tensor:
-        columns = F.unfold(x, **self.window)
-        side = x.shape[-1] - self.weight.shape[-1] + 1
-        assert self.bias is not None
-        z = self.weight.flatten(1) @ columns + self.bias[:, None]
-        return z.view(*z.shape[:2], -1, side)
-
-
-def with_columns(module: nn.Module) -> None:
-    for name, part in list(module.named_modules()):
-        if type(part) is nn.Conv2d:
-            parent, _, child = name.rpartition(".")
-            setattr(module.get_submodule(parent), child, Columns(part))
 
 
 def batch_gradients(model: Model, problem: Problem, batch: int) -> Callable[..., Tensor]:
@@ -149,7 +146,7 @@ def batch_gradients(model: Model, problem: Problem, batch: int) -> Callable[...,
 
 def ways(problem: Problem, seconds: float = 2.0) -> None:
     model, device = problem.model, problem.model.start_P.device
-    columns = model.changed(with_columns)
+    products = by_products(model)
 
     def alone(of: Model) -> Callable[..., Tensor]:
         gradient = sample_gradients(of, problem.task)
@@ -157,11 +154,11 @@ def ways(problem: Problem, seconds: float = 2.0) -> None:
 
     kinds: dict[str, Callable[..., Tensor]] = {
         "samples": alone(model),
-        "samples, convolutions as products": alone(columns),
+        "samples, convolutions as products": alone(products),
         "batches of 32": batch_gradients(model, problem, 32),
-        "batches of 32, convolutions as products": batch_gradients(columns, problem, 32),
+        "batches of 32, convolutions as products": batch_gradients(products, problem, 32),
     }
-    for chunk in (128, 512, 2048, 4096, 8192) if device.type == "cuda" else (32, 128):
+    for chunk in (1024, 4096, 8192, 16384) if device.type == "cuda" else (32, 128):
         index = torch.arange(chunk, device=device)
         x, target = problem.dataset.inputs(index, problem.dtype), problem.dataset.y[index]
         means = []

@@ -16,10 +16,13 @@ from fedncv.engine.choose import SequentialEngine
 from fedncv.engine.gradients import Gradients
 from fedncv.engine.problem import arrivals, build, start
 from fedncv.engine.processes import ProcessesEngine
+from fedncv.engine.sample_convolutions import SampleConv2d, by_products
 from fedncv.engine.stacked_scores import ScoringEngine
+from fedncv.flat import Model
 from fedncv.methods.base import Batch
 from fedncv.observatory import at_model
 from fedncv.observatory.at_model import Draw, Scalars
+from fedncv.tasks import TASKS
 
 SIZES = (8, 6, 4, 7)  # of which a quarter tests: 6, 5, 3 and 6 samples train
 
@@ -331,3 +334,27 @@ def test_models_whose_samples_have_no_gradients_of_their_own_are_refused(model, 
     gradients.check(tiny("fedavg"))
     with pytest.raises(ValueError, match=f"{message}.*leave probe empty"):
         gradients.check(tiny("fedavg", model=model))
+
+
+@pytest.mark.parametrize("window", [{}, {"stride": 2, "padding": (1, 2)}, {"dilation": 2, "bias": False}])
+def test_convolutions_by_products_have_the_gradients_of_torchs_own(window):
+    class Pictures(nn.Module):
+        def __init__(self, shape, num_classes):
+            super().__init__()
+            self.body = nn.Sequential(nn.Conv2d(shape[0], 4, 3, **window), nn.ReLU(), nn.Conv2d(4, 3, (2, 3), **window))
+            self.head = nn.LazyLinear(num_classes)
+            self(torch.zeros(1, *shape))
+
+        def forward(self, x):
+            return self.head(self.body(x).flatten(1))
+
+    x = torch.randn(5, 2, 11, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    target = torch.tensor([0, 1, 2, 1, 0])
+    model = Model(Pictures, x[:2], 3, seed=0)
+    products = by_products(model)
+    assert sum(isinstance(part, SampleConv2d) for part in products._module.modules()) == 2
+    plain, ours = (
+        gradients.sample_gradients(each, TASKS["classification"])(model.start_P, model.start_R, x, target, None)
+        for each in (model, products)
+    )
+    assert_close(ours, plain, rtol=1e-10, atol=1e-12)

@@ -11,8 +11,8 @@ adds a correction (SCAFFOLD, FedNCV), neither is: it is the clients that are mea
 The mode is "eval". With the statistics of a batch, BatchNorm makes the loss of a sample depend on the others of
 its batch, and a sample has no gradient of its own; with the running statistics it has. Dropout is off.
 
-Per-sample gradients are made in chunks of at most ``CHUNK_BYTES`` (a few such arrays live at a time); beside
-them the clients' mean gradients are kept, N x P numbers.
+Per-sample gradients are made in chunks of at most ``CHUNK_BYTES``, on a GPU of an eighth of what is free if that
+is less (about four such arrays live at a time); beside them the clients' mean gradients are kept, N x P numbers.
 
 Shapes: N all clients, K some of them, B samples of a chunk, P parameters, L layers (the layout's names).
 """
@@ -22,15 +22,15 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedncv.engine.problem import Arrival, Problem, State, arrivals
 from fedncv.flat import Layout, Model
 from fedncv.tasks import Task
 
-CHUNK_BYTES = {"cpu": 1 << 24, "cuda": 1 << 30}  # of one array of per-sample gradients
+CHUNK_BYTES = {"cpu": 1 << 24, "cuda": 1 << 31}  # of one array of per-sample gradients
 
+Moments = tuple[Tensor, Tensor]  # mean_KP and spread_KL of some clients
 Inputs = Callable[[Tensor], tuple[Tensor, Tensor]]  # sample numbers -> scaled inputs, targets
 
 
@@ -54,37 +54,37 @@ def of_run(problem: Problem, state: State) -> Gradients:
     """One client after the other: what every engine's ``gradients`` gives."""
     problem = problem.at(state.round)
     holders = np.flatnonzero(problem.clients.sizes)
-    return collected(problem, holders, [of_client(problem, state.round, a) for a in arrivals(problem, state, holders)])
+    return collected(problem, [of_client(problem, state.round, a) for a in arrivals(problem, state, holders)])
 
 
-def of_client(problem: Problem, round: int, arrival: Arrival) -> tuple[Tensor, Tensor]:
-    """Mean gradient and spread of one client."""
+def of_client(problem: Problem, round: int, arrival: Arrival) -> Moments:
+    """Mean gradient and spread of one client, K = 1."""
     u, down, buffers_R, kept = arrival
     ask = problem.ask(u, buffers_R, round)
     y_P, _ = problem.method.begin(ask, down, kept.own)
     _, offset_C = problem.method.predict(ask, y_P, down, kept.own)
     index = torch.from_numpy(problem.clients.train[u])
     at = Standing(y_P, buffers_R, None if offset_C is None else offset_C[None])
-    mean_KP, spread_KL = moments(problem.model, problem.task, _inputs(problem), at, [index])
-    return mean_KP[0], spread_KL[0]
+    return moments(problem.model, problem.task, _inputs(problem), at, [index])
 
 
 def _inputs(problem: Problem) -> Inputs:
     return lambda index: (problem.dataset.inputs(index, problem.dtype), problem.dataset.y[index])
 
 
-def collected(problem: Problem, holders: NDArray[np.int64], found: Sequence[tuple[Tensor, Tensor]]) -> Gradients:
-    """The clients' moments in the order of their ids, with zeros for those that hold nothing."""
+def collected(problem: Problem, found: Sequence[Moments]) -> Gradients:
+    """Of all clients, from those of the clients that hold samples, in the order of their ids."""
     num_clients, layout = problem.federation.num_clients, problem.model.layout
+    holders = torch.from_numpy(np.flatnonzero(problem.clients.sizes)).to(problem.model.start_P.device)
     mean_NP = problem.model.start_P.new_zeros(num_clients, layout.num_parameters)
     spread_NL = mean_NP.new_zeros(num_clients, len(layout.names), dtype=torch.float64)
-    for u, (mean_P, spread_L) in zip(holders.tolist(), found, strict=True):
-        mean_NP[u], spread_NL[u] = mean_P, spread_L
+    mean_NP[holders] = torch.cat([mean_KP for mean_KP, _ in found])
+    spread_NL[holders] = torch.cat([spread_KL for _, spread_KL in found])
     return Gradients(problem.federation.sizes_N, mean_NP, spread_NL)
 
 
-def moments(model: Model, task: Task, inputs: Inputs, at: Standing, parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """mean_KP and spread_KL of K clients at one model; ``parts`` are their sample numbers, none of them empty.
+def moments(model: Model, task: Task, inputs: Inputs, at: Standing, parts: Sequence[Tensor]) -> Moments:
+    """Of K clients at one model; ``parts`` are their sample numbers, none of them empty.
 
     Chunks are merged as in Chan, Golub and LeVeque (1983): with d the difference of the means of a and b,
 
@@ -111,7 +111,7 @@ def moments(model: Model, task: Task, inputs: Inputs, at: Standing, parts: Seque
         g_BP = each(y_P, at.buffers_R, x, target, offset_BC)
         member_KB = (place_B == torch.arange(len(n_new), device=y_P.device)[:, None]).to(g_BP.dtype)
         new_KP = member_KB @ g_BP / n_new[:, None]
-        g_BP -= new_KP if len(new_KP) == 1 else new_KP[place_B]
+        g_BP.addmm_(member_KB.T, new_KP, alpha=-1)
         d_KP = new_KP - mean_KP[here]
         share = n_new / (n_old + n_new)
         mean_KP[here] += share[:, None] * d_KP
@@ -123,6 +123,8 @@ def moments(model: Model, task: Task, inputs: Inputs, at: Standing, parts: Seque
 def chunk_size(y_P: Tensor) -> int:
     """Samples whose gradients fit into the bound; at least one."""
     limit = CHUNK_BYTES.get(y_P.device.type, CHUNK_BYTES["cpu"])
+    if y_P.is_cuda:
+        limit = min(limit, torch.cuda.mem_get_info(y_P.device)[0] // 8)
     return max(1, limit // (y_P.numel() * y_P.element_size()))
 
 

@@ -158,7 +158,7 @@ class ProcessesEngine:
     def _gradients(self, j: int, problem: Problem, state: State) -> Gradients:
         holders = np.flatnonzero(problem.clients.sizes)
         jobs = [Job("gradients", j, state.round, arrival) for arrival in arrivals(problem, state, holders)]
-        return collected(problem, holders, self._map(jobs))
+        return collected(problem, self._map(jobs))
 
     def _scores(
         self, kind: Literal["before", "after"], states: Sequence[State], shared: Sequence[Tensor | None]

@@ -4,17 +4,18 @@ Where all clients of a run begin at one model, their samples go through it toget
 each has a model of its own (a personal head, personal statistics), it is one client after the other.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedncv.engine.asking import vmap_asking
-from fedncv.engine.gradients import Gradients, Standing, collected, moments
+from fedncv.engine.gradients import Gradients, Moments, Standing, collected, moments
 from fedncv.engine.orders import Ints
 from fedncv.engine.problem import State
+from fedncv.engine.sample_convolutions import by_products
 from fedncv.engine.stacked import StackedEngine
+from fedncv.flat import Model
 
 GROUP = 512  # clients whose models are held at a time
 
@@ -27,14 +28,12 @@ def gradients(engine: StackedEngine, states: Sequence[State]) -> list[Gradients]
 def _of_run(engine: StackedEngine, states: Sequence[State], j: int) -> Gradients:
     problem = engine.problems[j]
     holders = np.flatnonzero(problem.clients.sizes)
-    found: list[tuple[Tensor, Tensor]] = []
-    for i in range(0, len(holders), GROUP):
-        ids = holders[i : i + GROUP]
-        found += _of_clients(engine, states, j, ids)
-    return collected(problem, holders, found)
+    model = by_products(problem.model) if problem.model.start_P.is_cuda else problem.model
+    groups = [holders[i : i + GROUP] for i in range(0, len(holders), GROUP)]
+    return collected(problem, [each for ids in groups for each in _of_clients(engine, model, states, j, ids)])
 
 
-def _of_clients(engine: StackedEngine, states: Sequence[State], j: int, ids: Ints) -> list[tuple[Tensor, Tensor]]:
+def _of_clients(engine: StackedEngine, model: Model, states: Sequence[State], j: int, ids: Ints) -> Iterator[Moments]:
     resident, problem, method = engine.resident, engine.problems[j], engine.method
     arrived = engine.arrive(states, [ids if k == j else ids[:0] for k in range(len(states))])
 
@@ -46,17 +45,9 @@ def _of_clients(engine: StackedEngine, states: Sequence[State], j: int, ids: Int
 
     asks = engine.asks(arrived.rows, states[j].round)
     y_KP, *offset = vmap_asking(begin, asks, arrived.down, arrived.own, arrived.buffers_KR)
+    inputs = lambda index: (resident.inputs(index), resident.targets(index))  # noqa: E731
     parts = [torch.from_numpy(problem.clients.train[u]) for u in ids.tolist()]
     alike = bool((y_KP == y_KP[0]).all() & (arrived.buffers_KR == arrived.buffers_KR[0]).all())
-    found: list[tuple[Tensor, Tensor]] = []
     for rows in [slice(0, len(ids))] if alike else [slice(k, k + 1) for k in range(len(ids))]:
         at = Standing(y_KP[rows.start], arrived.buffers_KR[rows.start], offset[0][rows] if offset else None)
-        mean_KP, spread_KL = moments(
-            problem.model,
-            problem.task,
-            lambda index: (resident.inputs(index), resident.targets(index)),
-            at,
-            parts[rows],
-        )
-        found += zip(mean_KP, spread_KL, strict=True)
-    return found
+        yield moments(model, problem.task, inputs, at, parts[rows])
