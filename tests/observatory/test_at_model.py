@@ -250,6 +250,15 @@ def test_the_interval_is_the_jackknife_of_the_logarithm():
     assert low * high == pytest.approx(4.0)
 
 
+def test_every_number_has_its_own_interval():
+    found = made_up()
+    draw = Draw(batch=4, per_round=3)
+    others = at_model.numbers(at_model.left_out(at_model.added(at_model.scalars(found, TwoLayers)), 4), draw)
+    for name, number in split_of(found, per_round=3)._asdict().items():
+        assert (number.low, number.high) == at_model.jackknife(number.value, others[name]), name
+        assert number.low < number.value < number.high
+
+
 def test_where_there_is_nothing_to_measure_there_is_no_interval():
     assert at_model.jackknife(0.0, np.zeros(5)) == (None, None)
     one_holds_all = Scalars(np.array([5.0, 0.0, 0.0]), np.ones(3), np.zeros(3), np.zeros(3), 1.0)
