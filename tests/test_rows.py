@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from federations import tiny, train
@@ -15,7 +16,8 @@ from federations import tiny, train
 import fedncv
 from fedncv import rows as rows_module
 from fedncv import store
-from fedncv.engine.problem import build, start
+from fedncv.engine import problem as problem_module
+from fedncv.engine.problem import arrivals, build, start
 from fedncv.engine.sequential import run_round
 from fedncv.engine.stacked import StackedEngine
 from fedncv.results import read_run
@@ -212,6 +214,24 @@ def test_a_checkpoint_writes_names_and_no_rows(tmp_path, monkeypatch):
         same(store.read_state(folder, problem), state)
     per_client = (sizes[36] - sizes[6]) / 30
     assert per_client < 3 * (8 + NAME) + 8 + 8 + 2  # three kinds of rows, n_u, and the id of its empty `kept`
+
+
+def test_messages_to_all_clients_are_made_a_few_at_a_time(monkeypatch):
+    problem = tiny("fedncv", rows="disk")
+    state = train(problem, rounds=2)
+    whole = list(arrivals(problem, state, np.arange(4)))
+    asked = []
+    broadcast = problem.method.broadcast
+
+    def noted(server, ids_S):
+        asked.append(ids_S.tolist())
+        return broadcast(server, ids_S)
+
+    monkeypatch.setattr(problem_module, "MESSAGE_BYTES", 3 * len(problem.model.start_P) * 8)
+    noting = problem._replace(method=problem.method._replace(broadcast=noted))
+    for ours, theirs in zip(arrivals(noting, state, np.arange(4)), whole, strict=True):
+        same(ours, theirs)
+    assert asked == [[0, 1, 2], [3]]
 
 
 # ---- deaths and damage ---------------------------------------------------------------------------------
