@@ -98,22 +98,22 @@ def moments(model: Model, task: Task, inputs: Inputs, at: Standing, parts: Seque
     owner = torch.repeat_interleave(torch.from_numpy(sizes_K)).to(y_P.device)
     mean_KP = y_P.new_zeros(len(parts), layout.num_parameters)
     spread_KL = y_P.new_zeros(len(parts), len(layout.names), dtype=torch.float64)
-    for first in range(0, len(index), chunk):
+    n_K = y_P.new_zeros(len(parts))  # samples so far
+    for first in range(0, len(index), chunk):  # nothing in here waits for the device
         last = min(first + chunk, len(index))
         k_first, k_last = np.searchsorted(ends_K, [first, last - 1], side="right").tolist()
         here = slice(k_first, k_last + 1)  # the clients in this chunk: samples lie client by client
-        begins, ends = ends_K[here] - sizes_K[here], ends_K[here]
-        n_old = torch.from_numpy(np.maximum(first - begins, 0)).to(mean_KP)
-        n_new = torch.from_numpy(np.minimum(ends, last) - np.maximum(begins, first)).to(mean_KP)
         place_B = owner[first:last] - k_first
         x, target = inputs(index[first:last])
         offset_BC = None if at.offset_KC is None else at.offset_KC[here][place_B]
         g_BP = each(y_P, at.buffers_R, x, target, offset_BC)
-        member_KB = (place_B == torch.arange(len(n_new), device=y_P.device)[:, None]).to(g_BP.dtype)
+        member_KB = (place_B == torch.arange(k_last + 1 - k_first, device=y_P.device)[:, None]).to(g_BP.dtype)
+        n_new, n_old = member_KB.sum(1), n_K[here].clone()
+        n_K[here] += n_new
         new_KP = member_KB @ g_BP / n_new[:, None]
         g_BP.addmm_(member_KB.T, new_KP, alpha=-1)
         d_KP = new_KP - mean_KP[here]
-        share = n_new / (n_old + n_new)
+        share = n_new / n_K[here]
         mean_KP[here] += share[:, None] * d_KP
         spread_KL[here] += member_KB.double() @ by_layer(g_BP, layout)
         spread_KL[here] += (share * n_old).double()[:, None] * by_layer(d_KP, layout)
