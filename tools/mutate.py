@@ -19,6 +19,7 @@ import copy
 import importlib.machinery
 import os
 import re
+import resource
 import signal
 import sys
 from collections import Counter
@@ -31,7 +32,7 @@ import hypothesis
 import pytest
 import torch
 
-SECONDS = 60  # a mutant that hangs is noticed, too
+SECONDS = 60  # of computing: a mutant that hangs is noticed, too
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.Pow: ast.Mult,
     ast.MatMult: ast.Mult, ast.BitOr: ast.BitAnd, ast.And: ast.Or, ast.Or: ast.And,
@@ -156,7 +157,8 @@ def start(path: Path, tree: ast.Module, test: Path) -> int:
     child = os.fork()
     if child:
         return child
-    signal.alarm(SECONDS)
+    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, 2 * SECONDS))  # however busy the machine is
+    signal.alarm(20 * SECONDS)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     code, original = compile(tree, str(path), "exec"), importlib.machinery.SourceFileLoader.get_code
 

@@ -15,6 +15,7 @@ from fedncv.engine.problem import arrivals, start
 from fedncv.engine.sequential import run_round
 from fedncv.estimators import weighted_mean
 from fedncv.methods import find_method
+from fedncv.methods.fedncv import Config
 from fedncv.tree import num_bytes
 
 OFF = "memory=off,drift=off,even=false,tau=0,momentum=0,average=0,blend=0"
@@ -88,6 +89,19 @@ def test_the_memory_removes_sampling_noise_but_not_drift(memory):
         assert np.ptp(tail) > 0.1
 
 
+@pytest.mark.parametrize(("weights", "beta"), [("ht", 0.44640625 / 0.5375), ("self_normalised", 0.33796875 / 0.4125)])
+def test_beta_of_two_rounds_by_hand(weights, beta):
+    """x = 5, sizes 1 and 3: Delta = (0.25, 0.8), x = 5 - 0.6625; then Delta = (0.216875, 0.6675), h the first ones.
+
+    Two units: beta is the ratio of their differences. ht: p Delta and p h differ by 0.44640625 and 0.5375.
+    Self-normalised: Delta and h less their means 0.55484375 and 0.6625, of which the first client's are
+    -0.33796875 and -0.4125, and p times those are opposite for the second.
+    """
+    problem = quadratics(fedncv(memory="adaptive", weights=weights), sizes=[1, 3], steps=1)
+    moments = train(problem, ids=[0, 1], rounds=2).server.moments
+    assert float(moments.cov / moments.var) == pytest.approx(beta)
+
+
 # ---- client drift --------------------------------------------------------------------------------------
 
 
@@ -126,6 +140,21 @@ def test_the_memory_is_the_raw_gradient_without_the_correction():
     x = float(state.server.x_Q)
     after = train(problem, state=state).server
     assert [float(after.c[u]) for u in (0, 1)] == pytest.approx([x - 0.0, 4 * (x - 1.0)])
+
+
+def test_alpha_of_two_rounds_by_hand():
+    """x = 5, one step: c = (5, 16), x = 4.475, c' = (4.475, 13.9) of mean 9.1875. alpha* = 4.7125 / 4.1875, which is
+    above 1, and 4.7125 / 6.8125; a quarter of the way from 0.
+    """
+    problem = quadratics(fedncv(drift="adaptive", rate=0.25), steps=1)
+    alpha = train(problem, rounds=2).server.alpha
+    assert [float(alpha[u]) for u in (0, 1)] == pytest.approx([0.25, 0.25 * 4.7125 / 6.8125])
+
+
+def test_without_a_correction_nothing_of_it_travels():
+    problem = tiny(fedncv())
+    (arrival,) = arrivals(problem, start(problem), everyone(0).ids)
+    assert arrival.down.e_Q.numel() == 0
 
 
 def test_one_client_corrects_nothing():
@@ -219,9 +248,38 @@ def test_blend_changes_only_what_is_predicted_after_training():
     assert evaluate.before(whole, state) == evaluate.before(half, state)
     (arrival,) = arrivals(half, state, everyone(0).ids)
     trained = train_client(half, 2, arrival)
-    ask = half.ask(0, trained.buffers_R, 2)
+    ask = half.ask(0, arrival.buffers_R, 2)
+    ask.buffers_R = trained.buffers_R
     predicted, _ = half.method.predict(ask, trained.y_P, arrival.down, trained.kept.own)
     assert_close(predicted, (arrival.down.x_Q + trained.y_P) / 2)
+    assert_close(ask.buffers_R, (arrival.buffers_R + trained.buffers_R) / 2)
+
+
+def test_the_average_is_handed_out_and_training_goes_on_from_the_last_model():
+    """Two rounds, share 1/2: a = x_1, then x_1 + (x_2 - x_1) / 1.5."""
+    plain, ours = tiny(fedncv(), per_round=2), tiny(fedncv(average=0.5), per_round=2)
+    first = train(plain)
+    second, state = train(plain, state=first), train(ours, rounds=2)
+    x_1, x_2 = first.server.x_Q, second.server.x_Q
+    average = x_1 + (x_2 - x_1) / 1.5
+    ids_S = torch.arange(2)
+    assert_close(ours.method.hand_out(state.server, ids_S).x_Q[1], average)
+    assert torch.equal(ours.method.broadcast(state.server, ids_S).x_Q[1], x_2)
+    assert_close(ours.method.shared(state.server), average)
+    assert torch.equal(plain.method.shared(second.server), x_2)
+    assert plain.method.hand_out is None
+
+
+@pytest.mark.parametrize("kind", ["saga", "svrg"])
+def test_the_sample_level_alone_is_fedavg_with_that_switch_to_the_last_bit(kind):
+    ours, theirs = tiny(fedncv(samples=kind), per_round=2), tiny(f"fedavg+samples:kind={kind}", per_round=2)
+    assert torch.equal(train(ours, rounds=2).server.x_Q, train(theirs, rounds=2).server.x_P)
+
+
+@pytest.mark.parametrize(("name", "value"), [("tau", -1.0), ("epsilon", 0.0)])
+def test_the_priors_knobs_are_checked_at_once(name, value):
+    with pytest.raises(ValueError, match=name):
+        Config(**{name: value})
 
 
 @pytest.mark.parametrize(
