@@ -284,6 +284,21 @@ def _seeded(config):
     return replace(config, seed=_another_seed(config.seed, 1))
 
 
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedvarp", "fedncv", "fedncv:weights=ht"])
+def test_a_server_is_asked_by_groups_of_clients_and_not_client_by_client(method):
+    """14 clients, 2 a round: two singles, a pair, all, 7 groups and 2 draws; then two singles and all again."""
+    problem, state = walked(method, sizes=(9,) * 14)
+    calls = []
+
+    def counted(*arguments):
+        calls.append(1)
+        return problem.method.aggregate(*arguments)
+
+    row, _ = probed(problem._replace(method=problem.method._replace(aggregate=counted)), state, again=True)
+    assert row["form"] != "none"
+    assert len(calls) <= (2 + 1 + 1 + 7 + 2) + (2 + 1) + 1  # and a second training's, and alpha's
+
+
 # ---- draws in place of the list ------------------------------------------------------------------------
 
 

@@ -10,9 +10,10 @@ Most servers are affine in their answers, in one of three forms. With d_u = step
     ratio   step(S) = sum_S n_u d_u / sum_S n_u                 self-normalised weights
     sum     step(S) = b + sum_S (d_u - b)                       Horvitz-Thompson weights; b is known before the draw
 
-A method does not declare its form: each is tried against the method's aggregate on some draws, and where none gives
-its steps to rounding ("none": FedAdam, FedAdp, …) every draw goes through the aggregate. In a form the error is
-sum_k a_k v_k with v known and a(S) random, so every moment of it needs only E[a], E[a a'] and inner products:
+A method does not declare its form: each is tried against the method's aggregate, with every client in one of the
+trials, and where none gives its steps to rounding ("none": FedAdam, FedAdp, …) every draw goes through the aggregate.
+In a form the error is sum_k a_k v_k with v known and a(S) random, so every moment of it needs only E[a], E[a a'] and
+inner products:
 
     mean squared error  E|error|^2 = sum_kl E[a_k a_l] <v_k, v_l>  =  |E error|^2 + Var  =  bias^2 + variance
 
@@ -22,7 +23,7 @@ otherwise over keyed draws, the same for every method, with jackknife intervals 
 Letters: N clients that answer, D draws, K = N + 1 vectors (the last is constant), P parameters.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import combinations
 from math import comb
 from typing import Literal, NamedTuple
@@ -37,12 +38,12 @@ from fedncv.estimators import uniform_joint_inclusion
 from fedncv.keys import generator, key_for
 from fedncv.methods.base import Replies, ServerAsk
 from fedncv.observatory.everyone import Everyone, doubled
+from fedncv.observatory.remembered import named_rows
 from fedncv.tree import row, tree_map
 
 Form = Literal["mean", "ratio", "sum", "none"]
 MOST_LISTED = 20_000  # draws, above which some are drawn instead
 MOST_AGGREGATED = 200  # draws that go through the aggregate one by one
-TRIALS = 3  # draws on which a form is tried
 ROUNDING = 1e-9  # of the largest step: what a form may miss
 
 
@@ -194,16 +195,20 @@ class Errors(NamedTuple):
     full_P: Tensor  # the step if all answered
 
 
-def errors_of(server: Server, draws: Draws) -> Errors:
+def errors_of(server: Server, draws: Draws, answers: Everyone) -> Errors:
     """The errors of a server over these draws, in the simplest form that is its own."""
-    num = len(server.sizes_N)
-    everybody = torch.arange(num, device=draws.in_DN.device)
+    everybody = torch.arange(len(server.sizes_N), device=draws.in_DN.device)
     full_P = server.step(everybody, True)
-    d_NP = torch.stack([server.step(everybody[u : u + 1], False) for u in range(num)])
-    base_P = torch.zeros_like(full_P)
-    if num > 1:
-        base_P = d_NP[0] + d_NP[1] - server.step(everybody[:2], False)
-    form = find_form(server, draws, d_NP, base_P)
+    trials = _trials(server, draws)
+    pair_P = server.step(everybody[:2], False)
+    form: Form = "none"
+    for d_NP in (*guesses(server, answers), None):  # as most servers are; else client by client
+        if d_NP is None:
+            d_NP = torch.stack([server.step(u[None], False) for u in everybody])
+        base_P = d_NP[0] + d_NP[1] - pair_P if len(everybody) > 1 else torch.zeros_like(full_P)
+        form = find_form(server, trials, d_NP, base_P)
+        if form != "none":
+            break
     if form == "none":
         return _drawn_errors(server, draws, d_NP, full_P)
     if form == "sum":
@@ -216,19 +221,60 @@ def errors_of(server: Server, draws: Draws) -> Errors:
     return Errors(form, of_draws, v_KP, how, draws.listed, d_NP, base_P, full_P)
 
 
-def find_form(server: Server, draws: Draws, d_NP: Tensor, base_P: Tensor) -> Form:
-    """The first form that gives the aggregate's own steps on the trial draws, to rounding."""
-    trials_DN = draws.in_DN[:: max(1, len(draws.in_DN) // TRIALS)][:TRIALS]
-    steps_DP = torch.stack([server.step(torch.nonzero(in_N)[:, 0], False) for in_N in trials_DN])
-    largest = torch.linalg.vector_norm(torch.cat([d_NP, steps_DP]), dim=1).max()
-    trial = Draws(trials_DN, False, None)
+class Trials(NamedTuple):
+    """Steps by the aggregate itself, of groups in which every client is once, and of two draws."""
+
+    in_TN: Tensor
+    steps_TP: Tensor
+
+
+def _trials(server: Server, draws: Draws) -> Trials:
+    size = max(1, int(draws.in_DN[0].sum()))
+    clients_NN = torch.eye(len(server.sizes_N), dtype=draws.in_DN.dtype, device=draws.in_DN.device)
+    groups = [some_SN.sum(dim=0) for some_SN in torch.split(clients_NN, size)]
+    in_TN = torch.stack([*groups, draws.in_DN[0], draws.in_DN[-1]])
+    return Trials(in_TN, torch.stack([server.step(torch.nonzero(in_N)[:, 0], False) for in_N in in_TN]))
+
+
+def find_form(server: Server, trials: Trials, d_NP: Tensor, base_P: Tensor) -> Form:
+    """The first form that gives the aggregate's own steps in all trials, to rounding."""
+    in_TN, steps_TP = trials
+    largest = torch.linalg.vector_norm(torch.cat([d_NP, steps_TP]), dim=1).max()
     forms: tuple[Form, ...] = ("mean", "ratio", "sum")
     for form in forms:
-        w_DN = weights(form, trial, server.sizes_N).a_DK[:, :-1]
-        made_DP = base_P + w_DN @ (d_NP - base_P) if form == "sum" else w_DN @ d_NP
-        if bool((torch.linalg.vector_norm(made_DP - steps_DP, dim=1) <= ROUNDING * largest).all()):
+        w_TN = weights(form, Draws(in_TN, False, None), server.sizes_N).a_DK[:, :-1]
+        made_TP = base_P + w_TN @ (d_NP - base_P) if form == "sum" else w_TN @ d_NP
+        if bool((torch.linalg.vector_norm(made_TP - steps_TP, dim=1) <= ROUNDING * largest).all()):
             return form
     return "none"
+
+
+def guesses(server: Server, answers: Everyone) -> Iterator[Tensor]:
+    """d_u = k + omega_u (Delta_u - beta h_u), as servers with a memory step, and with beta = 0 those without.
+
+    k and beta are those of two clients' steps; omega_u = 1 or p_u / P(u in S); a client never seen has h_u = 0 or the
+    mean of those seen. A guess is worth nothing before the trials: every client is in one of them. It saves the
+    aggregate of every client by itself.
+    """
+    delta_NP, p_N = answers.delta_NP, server.p_N
+    everybody = torch.arange(len(p_N), device=delta_NP.device)
+    h = named_rows(server.state, "h", answers.ids_N)
+    if h is not None and (len(h.places_M) < 2 or h.rows_M.shape[1:] != delta_NP.shape[1:]):
+        h = None
+    i, j = (int(u) for u in h.places_M[:2]) if h is not None else (0, len(p_N) - 1)
+    d_iP, d_jP = (server.step(everybody[u : u + 1], False) for u in (i, j))
+    memories = [torch.zeros_like(delta_NP)]
+    if h is not None:
+        mean_P = p_N[h.places_M] @ h.rows_M / p_N[h.places_M].sum()
+        memories = [rest_P.expand_as(delta_NP).index_copy(0, h.places_M, h.rows_M) for rest_P in (mean_P, 0 * mean_P)]
+    for omega_N in (torch.ones_like(p_N), p_N / server.inclusion_N):
+        fresh_NP = omega_N[:, None] * delta_NP
+        for h_NP in memories:
+            known_NP = omega_N[:, None] * h_NP
+            apart_P, old_P = fresh_NP[i] - fresh_NP[j] - (d_iP - d_jP), known_NP[i] - known_NP[j]
+            beta = (apart_P @ old_P) / old_P.square().sum().clamp(min=1e-300)
+            d_NP = fresh_NP - beta * known_NP
+            yield d_NP + (d_iP - d_NP[i])
 
 
 def _drawn_errors(server: Server, draws: Draws, d_NP: Tensor, full_P: Tensor) -> Errors:

@@ -30,7 +30,7 @@ class Everyone(NamedTuple):
     """Answers in the order of ids; numbers in float64, so that differences of them are exact enough to square."""
 
     ids_N: Tensor
-    delta_NP: Tensor  # x - y_u
+    delta_NP: Tensor  # x - y_u, to the bit as it was sent where it was
     ups: Any  # what `finish` sent, with a leading axis N
 
 
@@ -99,12 +99,12 @@ def _one_by_one(problem: Problem, state: State, replicate: int) -> Everyone:
             ups.append(trained.up)
     if not ids:
         raise ValueError("no client has enough samples for a step; there is no update to measure")
-    return _finite(Everyone(torch.tensor(ids).to(x_P.device), x_P.double() - torch.stack(ys), doubled(stack(ups))))
+    return _answers(torch.tensor(ids).to(x_P.device), x_P, torch.stack(ys), stack(ups))
 
 
 def _stacked(engine: StackedEngine, states: Sequence[State], replicate: int) -> list[Everyone]:
     num_clients, round = engine.resident.num_clients, states[0].round
-    x_JP = [common_point(problem, state).x_P.double() for problem, state in zip(engine.problems, states, strict=True)]
+    x_JP = [common_point(problem, state).x_P for problem, state in zip(engine.problems, states, strict=True)]
     arrived = engine.arrive(states, [np.arange(num_clients)] * len(states))
     with _seeds(engine, replicate):
         plan = engine.plan(arrived.rows, [1.0] * len(arrived.rows), round)
@@ -117,7 +117,7 @@ def _stacked(engine: StackedEngine, states: Sequence[State], replicate: int) -> 
         mine_K = torch.from_numpy(mine).to(engine.device)
         ids_N = torch.from_numpy(arrived.rows[replied.who][mine] % num_clients).to(engine.device)
         y_NP, ups = tree_map(lambda leaf, rows=mine_K: leaf.index_select(0, rows), (replied.y_KP, replied.up))
-        answers.append(_finite(Everyone(ids_N, x_P - y_NP, doubled(ups))))
+        answers.append(_answers(ids_N, x_P, y_NP, ups))
     return answers
 
 
@@ -132,12 +132,13 @@ def _seeds(engine: StackedEngine, replicate: int) -> Iterator[None]:
         engine._seeds, (engine.used, engine.computed) = seeds, work
 
 
-def _finite(answers: Everyone) -> Everyone:
+def _answers(ids_N: Tensor, x_P: Tensor, y_NP: Tensor, ups: Any) -> Everyone:
     """The answers, where all of them are numbers; DivergedError names the first client whose are not."""
-    finite_N = torch.ones(len(answers.ids_N), dtype=torch.bool, device=answers.ids_N.device)
-    for _, leaf in leaves((answers.delta_NP, answers.ups)):
+    delta_NP = x_P - y_NP  # rounded as a client's own difference is, so that it is what the server is given
+    finite_N = torch.ones(len(ids_N), dtype=torch.bool, device=ids_N.device)
+    for _, leaf in leaves((delta_NP, ups)):
         finite_N &= torch.isfinite(leaf.reshape(len(leaf), -1)).all(dim=1)
     if not bool(finite_N.all()):
-        client = int(answers.ids_N[~finite_N][0])
+        client = int(ids_N[~finite_N][0])
         raise DivergedError(f"client {client} diverged when all clients were trained for the probe; try a lower lr")
-    return answers
+    return Everyone(ids_N, delta_NP.double(), doubled(ups))

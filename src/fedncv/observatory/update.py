@@ -32,8 +32,7 @@ an interval; others are name, name_low, name_high, 95 %, over the row's `unit` u
 A server's memory is found by its name: rows `h` (or `h_NP`), `c` and `alpha` of its state, as docs/theory.md has them.
 """
 
-import re
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,7 +40,6 @@ from torch import Tensor
 from fedncv.engine.problem import Problem, State
 from fedncv.estimators import learned_alpha
 from fedncv.observatory.errors import (
-    TRIALS,
     Draws,
     Errors,
     Interval,
@@ -57,7 +55,7 @@ from fedncv.observatory.errors import (
     weights,
 )
 from fedncv.observatory.everyone import Everyone
-from fedncv.tree import leaves
+from fedncv.observatory.remembered import named_rows
 
 Row = dict[str, Any]
 SAME = 1e-4  # of an update's length: far above the rounding of a float32 update, far below what makes a difference
@@ -70,7 +68,7 @@ def probe(
     """Everything above as one row; ``again`` is a second training of all clients, for within and between."""
     server = frozen_server(problem, state, answers)
     draws = draws_of(problem, state, answers, num_draws=num_draws)
-    errors = errors_of(server, draws)
+    errors = errors_of(server, draws, answers)
     delta_NP, p_N = answers.delta_NP, server.p_N
     g_P = p_N @ delta_NP
     row: Row = {
@@ -185,11 +183,11 @@ def _batch_orders(problem: Problem, state: State, errors: Errors, answers: Every
 
 
 def _steps_again(server: Server, errors: Errors, answers: Everyone, again: Everyone) -> Tensor:
-    """d'_u. Most servers take an update as it is: d'_u - d_u = omega_u (Delta'_u - Delta_u), tried on some clients."""
+    """d'_u. Most servers take an update as it is: d'_u - d_u = omega_u (Delta'_u - Delta_u), tried on two clients."""
     omega_N = server.p_N / server.inclusion_N if errors.form == "sum" else torch.ones_like(server.p_N)
     moved_NP = omega_N[:, None] * (again.delta_NP - answers.delta_NP)
     places = torch.arange(len(moved_NP), device=moved_NP.device)
-    trials = places[:: max(1, len(places) // TRIALS)][:TRIALS].tolist()
+    trials = [0, len(places) - 1]
     tried_TP = torch.stack([server.step(places[u : u + 1], False) - errors.d_NP[u] for u in trials])
     if (tried_TP - moved_NP[trials]).square().sum() <= SAME**2 * tried_TP.square().sum():
         return errors.d_NP + moved_NP
@@ -197,29 +195,6 @@ def _steps_again(server: Server, errors: Errors, answers: Everyone, again: Every
 
 
 # ---- what servers remember -----------------------------------------------------------------------------
-
-
-class Rows(NamedTuple):
-    """Of the clients seen: places among the answers, and one row each."""
-
-    places_M: Tensor
-    rows_M: Tensor
-
-
-def named_rows(server: object, name: str, ids_N: Tensor) -> Rows | None:
-    """Rows called ``name`` in a server's state: a dictionary by client, or a tensor over all clients in which a row of
-    zeros was never written."""
-    ids = ids_N.tolist()
-    found: dict[int, Tensor] = {}
-    for path, leaf in leaves(server):
-        if match := re.search(rf"(?:^|\.){name}\.(\d+)$", path):
-            found[int(match[1])] = leaf
-        elif re.search(rf"(?:^|\.){name}_NP?$", path):
-            found |= {u: leaf[u] for u in ids if leaf.dim() == 1 or bool(leaf[u].any())}
-    places = [i for i, u in enumerate(ids) if u in found]
-    if not places:
-        return None
-    return Rows(torch.tensor(places, device=ids_N.device), torch.stack([found[ids[i]] for i in places]).double())
 
 
 def _memory(server: Server, errors: Errors, draws: Draws, answers: Everyone) -> Row:
