@@ -11,6 +11,7 @@ from torch.testing import assert_close
 from fedncv.engine.local import train as train_client
 from fedncv.engine.problem import arrivals, start
 from fedncv.keys import fold, key_for
+from fedncv.methods import fedgen as module
 from fedncv.methods import find_method
 from fedncv.methods.base import Batch
 from fedncv.methods.fedgen import Down, Server, Shape, adam, draw_labels, draw_noise, generate, sameness
@@ -345,6 +346,21 @@ def test_padding_does_not_count():
 def test_a_step_costs_one_gradient():
     *_, ask = extra("fedgen", (0.0, 1.0, 0.0))
     assert (ask.num_gradients, ask.num_forwards) == (1, 0)
+
+
+def test_labels_and_noise_are_drawn_with_keys_of_their_own(monkeypatch):
+    """With one key for both, the words that choose a label would also make its noise."""
+    keys = []
+
+    def recording(draw):
+        return lambda key, *rest: keys.append(tuple(key.tolist())) or draw(key, *rest)
+
+    for name in ("draw_labels", "draw_noise"):
+        monkeypatch.setattr(module, name, recording(getattr(module, name)))
+    problem = tiny("fedgen:generated=2,hidden=4", epochs=1)
+    train_client(problem, 0, next(arrivals(problem, start(problem), everyone(0).ids)))
+    assert len(keys) == 8  # 15 samples, 4 steps
+    assert len(set(keys)) == 8
 
 
 def test_numbers_to_predict_are_refused():
