@@ -42,7 +42,10 @@ def _panels(rows: list[Row], draw: Draw, look: Look, path: Path) -> Path:
     import matplotlib.pyplot as plt
 
     parts = panels(rows)
-    figure, grid = plt.subplots(1, len(parts), figsize=(7.5 * len(parts), 4.8), layout="constrained", squeeze=False)
+    size = (7.5 * len(parts), 4.8)
+    figure, grid = plt.subplots(
+        1, len(parts), figsize=size, layout="constrained", squeeze=False, sharex=True, sharey=True
+    )
     for axes, (where, some) in zip(grid[0], parts.items(), strict=True):
         draw(axes, some, look)
         axes.set_title(where, loc="left", fontsize=10)
@@ -111,7 +114,7 @@ def split(axes: Axes, rows: list[Row], look: Look) -> None:
     axes.set_yticks(places, [_name(mine) for mine in methods.values()])
     for place, total in zip(places, left, strict=True):
         axes.text(total, place, f" {total:.2f}", va="center", fontsize=8)
-    axes.set_xlim(0, 1.12 * left.max())
+    axes.set_xlim(0, max(axes.get_xlim()[1], 1.12 * left.max()))
     axes.set_xlabel("part of the error / |full update|²")
     axes.legend(frameon=False, fontsize=8, loc="lower right")
 

@@ -111,13 +111,17 @@ def print_tables(rows: list[Row]) -> None:
         seeds = sorted(groups(some, "seed"))
         states = f"rounds {', '.join(map(str, rounds))}; seeds {', '.join(map(str, seeds))}"
         table = new(f"{where}\n{reference_of(some)}; mean over {states}", list(COLUMNS.values()))
-        by_round = new("error by round", [str(t) for t in rounds])
+        by_round = {
+            "mse": new("error by round", [str(t) for t in rounds]),
+            "times": new("× below plain by round", [str(t) for t in rounds]),
+        }
         for method, mine in groups(some, "method").items():
             name = method if aims(mine) else f"{method} *"
             table.add_row(name, *(_cell(mine, column) for column in COLUMNS))
-            by_round.add_row(name, *(_cell([r for r in mine if r["round"] == t], "mse") for t in rounds))
+            for column, each in by_round.items():
+                each.add_row(name, *(_cell([r for r in mine if r["round"] == t], column) for t in rounds))
         console.print(table)
-        console.print(by_round)
+        console.print(*by_round.values())
     console.print(notes(rows), highlight=False)
 
 
