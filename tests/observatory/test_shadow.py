@@ -63,6 +63,7 @@ def test_the_model_and_running_statistics_are_the_references_and_what_clients_ke
     assert float(c_NP.abs().max()) > 0
 
 
+@pytest.mark.slow
 def test_rows_come_for_every_method_seed_and_round_and_own_paths_differ_from_a_shared_one():
     config = tiny("fedavg").config.__class__(
         data="digits", model="mlp", clients=6, per_round=2, rounds=2, epochs=1, lr=0.05, batch_size=100, partition="iid"

@@ -17,11 +17,17 @@ from fedncv.observatory import errors
 from fedncv.observatory.errors import Draws, spread, weights
 from fedncv.observatory.everyone import Point, _another_seed, common_point, engine_for, everyone
 from fedncv.observatory.shadow import states_along
-from fedncv.observatory.update import probe
+from fedncv.observatory.update import _clients_apart, probe
 
 SIZES = (20, 13, 9, 18, 31)
-WEIGHTED = ["fedavg", "fedvarp", "fedstale:beta=0.5", "fedncv:momentum=0", "fedncv:momentum=0,weights=ht", "mifa"]
-OTHERS = ["scaffold", "fedadp", "fedncv-sums:momentum=0", "fedncv", "fedavgm:server_lr=0.5"]
+
+
+def slow(method):
+    return pytest.param(method, marks=pytest.mark.slow)
+
+
+WEIGHTED = ["fedavg", slow("fedvarp"), "fedstale:beta=0.5", "fedncv:momentum=0", "fedncv:momentum=0,weights=ht", "mifa"]
+OTHERS = ["scaffold", "fedadp", "fedncv-sums:momentum=0", "fedncv", slow("fedavgm:server_lr=0.5")]
 FORMS = {
     "fedavg": "ratio",
     "fedvarp": "ratio", "fedstale:beta=0.5": "ratio", "fedncv:momentum=0": "ratio", "fedncv": "ratio",
@@ -119,7 +125,7 @@ def test_plain_is_fedavg_on_the_same_updates_and_the_cosine_that_of_all_draws(me
     assert row["drift"] == pytest.approx(float(drift) ** 0.5, rel=1e-9)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedncv:weights=ht", "scaffold", "fedadp", "mifa"])
+@pytest.mark.parametrize("method", ["fedavg", "fedncv:weights=ht", slow("scaffold"), "fedadp", slow("mifa")])
 def test_the_parts_add_up_to_the_whole(method):
     problem, state = walked(method)
     row, _ = probed(problem, state)
@@ -260,7 +266,9 @@ def test_on_quadratics_the_numbers_are_the_closed_form():
 # ---- batch orders --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedncv:weights=ht", "fedncv", "fedncv-sums", "mifa"])
+@pytest.mark.parametrize(
+    "method", ["fedavg", slow("scaffold"), "fedncv:weights=ht", slow("fedncv"), "fedncv-sums", slow("mifa")]
+)
 def test_within_and_between_are_those_of_all_draws_and_add_up_to_the_total_variance(method):
     """With steps s, s' of two trainings, over all draws: within E|s - s'|^2 / 2, between Cov(s, s')."""
     problem, state = walked(method)
@@ -284,7 +292,7 @@ def _seeded(config):
     return replace(config, seed=_another_seed(config.seed, 1))
 
 
-@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedvarp", "fedncv", "fedncv:weights=ht"])
+@pytest.mark.parametrize("method", ["fedavg", slow("scaffold"), slow("fedvarp"), slow("fedncv"), "fedncv:weights=ht"])
 def test_a_server_is_asked_by_groups_of_clients_and_not_client_by_client(method):
     """14 clients, 2 a round: two singles, a pair, all, 7 groups and 2 draws; then two singles and all again."""
     problem, state = walked(method, sizes=(9,) * 14)
@@ -302,7 +310,7 @@ def test_a_server_is_asked_by_groups_of_clients_and_not_client_by_client(method)
 # ---- draws in place of the list ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedncv", "fedncv:weights=ht", "scaffold", "fedadp"])
+@pytest.mark.parametrize("method", ["fedavg", "fedncv", "fedncv:weights=ht", slow("scaffold"), slow("fedadp")])
 def test_drawn_numbers_lie_around_the_listed_ones(method, monkeypatch):
     problem, state = walked(method, sizes=(20, 13, 9, 18, 31, 12, 25, 16), per_round=3)
     exact, _ = probed(problem, state)
@@ -338,6 +346,24 @@ def test_the_jackknife_of_a_mean_is_its_standard_error():
     assert (found.value, found.low, found.high) == pytest.approx((4.0, 4.0 - half, 4.0 + half))
 
 
+def test_intervals_over_clients_leave_out_one_client_at_a_time():
+    n_N, delta_NP = vector(1, 2, 4, 5), torch.tensor([[1.0, 0], [0, 2], [3, 1], [-1, 1]], dtype=torch.float64)
+
+    def numbers(n_N, delta_NP):
+        p_N = n_N / n_N.sum()
+        square = p_N @ delta_NP.square().sum(dim=1)
+        return square**0.5, square - (p_N @ delta_NP).square().sum()
+
+    found = _clients_apart(delta_NP, n_N)
+    rest = [[v for v in range(4) if v != u] for u in range(4)]
+    without = [numbers(n_N[some], delta_NP[some]) for some in rest]
+    for i, name in enumerate(("drift", "apart")):
+        theta = np.array([float(each[i]) for each in without])
+        half = 1.96 * (3 / 4 * ((theta - theta.mean()) ** 2).sum()) ** 0.5
+        assert found[name].value == pytest.approx(float(numbers(n_N, delta_NP)[i]))
+        assert found[name].high - found[name].value == pytest.approx(half)
+
+
 @pytest.mark.parametrize("settings", [{"sampling": "weighted"}, {"sampling": "available"}, {"dropout": 0.4}])
 def test_other_designs_are_drawn_as_the_study_draws_them(settings):
     """Horvitz-Thompson weights stay unbiased under each, as far as the draws can tell."""
@@ -352,7 +378,7 @@ def test_other_designs_are_drawn_as_the_study_draws_them(settings):
 # ---- engines -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedncv"])
+@pytest.mark.parametrize("method", ["scaffold", slow("fedavg"), slow("fedncv")])
 def test_the_stacked_engine_gives_the_same_answers(method):
     problem, state = walked(method)
     stacked = problem._replace(config=_with_engine(problem.config))

@@ -50,6 +50,7 @@ def _panels(rows: list[Row], draw: Draw, look: Look, path: Path) -> Path:
         draw(axes, some, look)
         axes.set_title(where, loc="left", fontsize=10)
         axes.grid(alpha=0.3)
+        axes.set_axisbelow(True)
     figure.savefig(path, dpi=110)
     plt.close(figure)
     return path
@@ -116,13 +117,13 @@ def split(axes: Axes, rows: list[Row], look: Look) -> None:
         axes.text(total, place, f" {total:.2f}", va="center", fontsize=8)
     axes.set_xlim(0, max(axes.get_xlim()[1], 1.12 * left.max()))
     axes.set_xlabel("part of the error / |full update|²")
-    axes.legend(frameon=False, fontsize=8, loc="lower right")
+    _legend(axes)
 
 
 def error_against_beta(axes: Axes, rows: list[Row], look: Look) -> None:
     """mse(beta) = A - 2 beta B + beta^2 C at the last round, for every method that remembers updates; first seed."""
     last = max(row["round"] for row in rows)
-    beta_G = np.linspace(-0.1, 1.3, 141)
+    beta_G = np.linspace(-0.3, 1.3, 161)
     drawn: dict[tuple[float, ...], str] = {}
     for mine in groups([row for row in rows if row["round"] == last], "method").values():
         row = mine[0]
