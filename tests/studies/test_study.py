@@ -141,10 +141,9 @@ def test_expected_samples_by_algebra():
 
 
 def test_variants_are_columns_of_their_own_and_survive_the_file(study, tmp_path):
-    study = replace(
-        study, datasets=("digits",), seeds=(0,), variants={"alpha-1": {"partition": "dirichlet:alpha=1"}, "few": {"per_round": 2}},
-        lr={"digits/few": {"fedavg": 0.3}},
-    )  # fmt: skip
+    variants = {"alpha-1": {"partition": "dirichlet:alpha=1"}, "few": {"per_round": 2}}
+    rates = {"digits/few": {"fedavg": 0.3}}
+    study = replace(study, datasets=("digits",), seeds=(0,), variants=variants, lr=rates)
     assert list(study.columns()) == ["digits/alpha-1", "digits/few"]
     skewed, few = study.columns().values()
     assert (skewed.partition, skewed.per_round, few.per_round) == ("dirichlet:alpha=1", 5, 2)

@@ -1,6 +1,7 @@
 """Named studies: functions that return a `Study`. The paper's tables and figures, and the quick one."""
 
 from collections.abc import Callable
+from typing import Any
 
 from fedncv.config import Settings
 from fedncv.methods import find_method
@@ -129,7 +130,7 @@ def robustness() -> Study:
     methods = present(
         "fedncv", "fedavg", "fedper", "pfedsim", "fedavg+prior", "fedavgm+prior", "scaffold+prior", "local"
     )  # fmt: skip
-    variants = {
+    variants: dict[str, dict[str, Any]] = {
         "alpha-0.05": {"partition": "dirichlet:alpha=0.05"},
         "alpha-0.3": {"partition": "dirichlet:alpha=0.3"},
         "alpha-1": {"partition": "dirichlet:alpha=1"},
