@@ -5,7 +5,7 @@
     python bench/probes.py --intervals                   # how often the 95 % intervals hold the truth
 
 Pixels are drawn unless ``--data`` names a dataset; time does not depend on what they show. ``--ways`` compares
-per-sample gradients by torch's convolutions with those by products (engine/sample_convolutions.py, what a GPU uses)
+per-sample gradients by torch's convolutions with those by products (engine/sample_convolutions.py, for a GPU)
 and with gradients of batches, whose spread is an unbiased estimate of the same variance: k batches of b samples each
 give E sum ||g_B - g_u||^2 / (k - 1) = S_u^2 / b, without a gradient for every sample.
 """

@@ -15,7 +15,6 @@ from fedncv.engine.orders import Ints
 from fedncv.engine.problem import State
 from fedncv.engine.sample_convolutions import by_products
 from fedncv.engine.stacked import StackedEngine
-from fedncv.flat import Model
 
 GROUP = 512  # clients whose models are held at a time
 
@@ -28,12 +27,11 @@ def gradients(engine: StackedEngine, states: Sequence[State]) -> list[Gradients]
 def _of_run(engine: StackedEngine, states: Sequence[State], j: int) -> Gradients:
     problem = engine.problems[j]
     holders = np.flatnonzero(problem.clients.sizes)
-    model = by_products(problem.model) if problem.model.start_P.is_cuda else problem.model
     groups = [holders[i : i + GROUP] for i in range(0, len(holders), GROUP)]
-    return collected(problem, [each for ids in groups for each in _of_clients(engine, model, states, j, ids)])
+    return collected(problem, [each for ids in groups for each in _of_clients(engine, states, j, ids)])
 
 
-def _of_clients(engine: StackedEngine, model: Model, states: Sequence[State], j: int, ids: Ints) -> Iterator[Moments]:
+def _of_clients(engine: StackedEngine, states: Sequence[State], j: int, ids: Ints) -> Iterator[Moments]:
     resident, problem, method = engine.resident, engine.problems[j], engine.method
     arrived = engine.arrive(states, [ids if k == j else ids[:0] for k in range(len(states))])
 
@@ -48,6 +46,8 @@ def _of_clients(engine: StackedEngine, model: Model, states: Sequence[State], j:
     inputs = lambda index: (resident.inputs(index), resident.targets(index))  # noqa: E731
     parts = [torch.from_numpy(problem.clients.train[u]) for u in ids.tolist()]
     alike = bool((y_KP == y_KP[0]).all() & (arrived.buffers_KR == arrived.buffers_KR[0]).all())
+    # products are faster with thousands of samples at a time, slower with a client's few hundred
+    model = by_products(problem.model) if alike and y_KP.is_cuda else problem.model
     for rows in [slice(0, len(ids))] if alike else [slice(k, k + 1) for k in range(len(ids))]:
         at = Standing(y_KP[rows.start], arrived.buffers_KR[rows.start], offset[0][rows] if offset else None)
         yield moments(model, problem.task, inputs, at, parts[rows])
