@@ -220,6 +220,24 @@ def test_out_of_memory_halves_the_stack_and_goes_on(monkeypatch, capsys):
     close_rows(got_rows[1][0], rows[1][0])
 
 
+def test_out_of_memory_outside_of_training_repeats_the_round_with_a_smaller_stack(monkeypatch, capsys):
+    problem = tiny("scaffold", **HARD)
+    expected, rows = runs(StackedEngine([problem]), 2)
+    engine = StackedEngine([problem])
+    whole = engine._outcomes
+
+    def small_memory(*arguments):
+        if engine.capacity > 1:
+            raise torch.cuda.OutOfMemoryError("too large")
+        return whole(*arguments)
+
+    monkeypatch.setattr(engine, "_outcomes", small_memory)
+    got, got_rows = runs(engine, 2)
+    assert [line.split()[-5] for line in capsys.readouterr().err.splitlines()] == ["2", "1"]
+    close(got[0], expected[0])
+    close_rows(got_rows[1][0], rows[1][0])
+
+
 @pytest.mark.parametrize("place", ["device", "host", "file"])
 def test_what_clients_keep_comes_back_from_every_place(place):
     keeper = Keeper(10, torch.device("cpu"), place=place)

@@ -111,6 +111,15 @@ class StackedEngine:
 
     def run_rounds(self, states: Sequence[State], drawn: Sequence[Draw] | None = None) -> list[Settled]:
         """One round of every run; a run that diverged gives its error and leaves the others alone."""
+        while True:
+            try:
+                return self._run_rounds(states, drawn)
+            except torch.cuda.OutOfMemoryError:  # outside of training, which goes on by itself
+                if self.capacity == 1:
+                    raise
+            self._halve(self.capacity)  # less for the stack is more for the rest; states are values: run it again
+
+    def _run_rounds(self, states: Sequence[State], drawn: Sequence[Draw] | None) -> list[Settled]:
         t = states[0].round
         assert all(state.round == t for state in states), "stacked runs go round by round together"
         drawn = drawn or [draw(problem, t) for problem in self.problems]
@@ -183,10 +192,7 @@ class StackedEngine:
                 if self.capacity == 1:
                     raise
             # after the except block: until then the error holds on to everything that was tried
-            self.capacity = -(-min(self.capacity, len(group)) // 2)
-            self._stage = None
-            torch.cuda.empty_cache()
-            print(f"stacked: out of memory, going on with {self.capacity} clients at a time", file=sys.stderr)
+            self._halve(len(group))
             pieces = [group, *groups]
             groups = [g[i : i + self.capacity] for g in pieces for i in range(0, len(g), self.capacity)]
         if len(done) == 1:
@@ -196,6 +202,12 @@ class StackedEngine:
         parts = [(d.y_KP, d.buffers_KR, d.up, d.own, d.loss_K) for d in done]
         y_KP, buffers_KR, up, own, loss_K = tree_map(lambda *leaf: torch.cat(leaf)[back], *parts)
         return Replied(np.sort(who), y_KP, buffers_KR, up, own, loss_K, plan.counts)
+
+    def _halve(self, clients: int) -> None:
+        self.capacity = -(-min(self.capacity, clients) // 2)
+        self._stage = None
+        torch.cuda.empty_cache()
+        print(f"stacked: out of memory, going on with {self.capacity} clients at a time", file=sys.stderr)
 
     def _train_group(self, arrived: Arrived, plan: Plan, who: Ints) -> Replied:
         if not len(who):
