@@ -52,3 +52,13 @@ JOBS ?= 2
 mutants: $(TESTED)  ## break estimators and methods on purpose: every change must be noticed, or excused in docs/mutants.md
 	$(BIN)/python tools/mutate.py src/fedncv/estimators tests/estimators docs/mutants.md --jobs $(JOBS)
 	$(BIN)/python tools/mutate.py src/fedncv/methods tests/methods docs/mutants.md --jobs $(JOBS)
+
+.PHONY: results
+results: $(READY)  ## tables and figures of docs/results/ anew, from the raw metrics in its archives
+	@mkdir -p runs
+	@for archive in docs/results/*.tar.xz; do \
+	  name=$$(basename $$archive .tar.xz); rm -rf runs/$$name; tar xf $$archive -C runs; \
+	  $(BIN)/fedncv report runs/$$name || exit 1; \
+	  cp runs/$$name/report/table.md docs/results/$$name.md; \
+	  for figure in curves clients; do cp runs/$$name/report/$$figure.png docs/results/$${name}_$$figure.png; done; \
+	done
