@@ -142,13 +142,15 @@ def test_the_memory_is_the_raw_gradient_without_the_correction():
     assert [float(after.c[u]) for u in (0, 1)] == pytest.approx([x - 0.0, 4 * (x - 1.0)])
 
 
-def test_alpha_of_two_rounds_by_hand():
+@pytest.mark.parametrize("ceiling", [1.0, 0.5])
+def test_alpha_of_two_rounds_by_hand(ceiling):
     """x = 5, one step: c = (5, 16), x = 4.475, c' = (4.475, 13.9) of mean 9.1875. alpha* = 4.7125 / 4.1875, which is
-    above 1, and 4.7125 / 6.8125; a quarter of the way from 0.
+    above 1, and 4.7125 / 6.8125, which is above 1/2; a quarter of the way from 0.
     """
-    problem = quadratics(fedncv(drift="adaptive", rate=0.25), steps=1)
+    problem = quadratics(fedncv(drift="adaptive", rate=0.25, alpha=ceiling), steps=1)
     alpha = train(problem, rounds=2).server.alpha
-    assert [float(alpha[u]) for u in (0, 1)] == pytest.approx([0.25, 0.25 * 4.7125 / 6.8125])
+    targets = min(1, ceiling), min(4.7125 / 6.8125, ceiling)
+    assert [float(alpha[u]) for u in (0, 1)] == pytest.approx([0.25 * target for target in targets])
 
 
 def test_without_a_correction_nothing_of_it_travels():
@@ -241,8 +243,9 @@ def test_a_personal_head_alone_is_fedper_to_the_last_bit():
     assert ours.method.shared(a.server) is None
 
 
-def test_blend_changes_only_what_is_predicted_after_training():
-    whole, half = tiny("fedncv:blend=0"), tiny("fedncv:blend=0.5")  # 1 / (1 + 0.5 * 2) after two rounds
+@pytest.mark.parametrize(("blend", "share"), [(0.5, 1 / 2), (1, 1 / 3)])  # 1 / (1 + blend * 2) after two rounds
+def test_blend_changes_only_what_is_predicted_after_training(blend, share):
+    whole, half = tiny("fedncv:blend=0"), tiny(f"fedncv:blend={blend}")
     state = train(whole, rounds=2)
     assert torch.equal(state.server.x_Q, train(half, rounds=2).server.x_Q)
     assert evaluate.before(whole, state) == evaluate.before(half, state)
@@ -251,8 +254,8 @@ def test_blend_changes_only_what_is_predicted_after_training():
     ask = half.ask(0, arrival.buffers_R, 2)
     ask.buffers_R = trained.buffers_R
     predicted, _ = half.method.predict(ask, trained.y_P, arrival.down, trained.kept.own)
-    assert_close(predicted, (arrival.down.x_Q + trained.y_P) / 2)
-    assert_close(ask.buffers_R, (arrival.buffers_R + trained.buffers_R) / 2)
+    assert_close(predicted, (1 - share) * arrival.down.x_Q + share * trained.y_P)
+    assert_close(ask.buffers_R, (1 - share) * arrival.buffers_R + share * trained.buffers_R)
 
 
 def test_the_average_is_handed_out_and_training_goes_on_from_the_last_model():
@@ -268,12 +271,24 @@ def test_the_average_is_handed_out_and_training_goes_on_from_the_last_model():
     assert_close(ours.method.shared(state.server), average)
     assert torch.equal(plain.method.shared(second.server), x_2)
     assert plain.method.hand_out is None
+    assert plain.method.buffers == "averaged"
+    assert_close(state.buffers.b_R, first.buffers + (second.buffers - first.buffers) / 1.5)
+
+
+def test_what_is_off_takes_no_memory():
+    server = start(tiny(fedncv())).server
+    assert (server.v_Q.numel(), server.a_Q.numel()) == (0, 0)
 
 
 @pytest.mark.parametrize("kind", ["saga", "svrg"])
 def test_the_sample_level_alone_is_fedavg_with_that_switch_to_the_last_bit(kind):
     ours, theirs = tiny(fedncv(samples=kind), per_round=2), tiny(f"fedavg+samples:kind={kind}", per_round=2)
     assert torch.equal(train(ours, rounds=2).server.x_Q, train(theirs, rounds=2).server.x_P)
+
+
+@pytest.mark.parametrize("name", ["beta", "forget", "alpha", "rate"])
+def test_the_ends_of_the_ranges_are_taken(name):
+    assert [getattr(Config(**{name: value}), name) for value in (0.0, 1.0)] == [0, 1]
 
 
 @pytest.mark.parametrize(("name", "value"), [("tau", -1.0), ("epsilon", 0.0)])

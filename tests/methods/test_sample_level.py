@@ -5,7 +5,7 @@ from itertools import permutations
 import numpy as np
 import pytest
 import torch
-from federations import QUADRATIC, Point, everyone, tiny, train
+from federations import QUADRATIC, Point, everyone, quadratics, tiny, train
 from torch.testing import assert_close
 
 from fedncv.config import RunConfig
@@ -16,7 +16,9 @@ from fedncv.engine.sequential import run_round
 from fedncv.engine.stacked import StackedEngine
 from fedncv.estimators import new_table, saga_direction
 from fedncv.methods import find_method
-from fedncv.methods.base import Ask, Batch
+from fedncv.methods.base import Ask, Batch, Phase
+from fedncv.methods.fedavg import fedavg
+from fedncv.methods.switches.sample_level import Config, with_samples
 from fedncv.tasks import Task
 from fedncv.tree import leaves
 
@@ -126,6 +128,15 @@ def test_two_visits_by_hand():
     assert path(problem, [(0, 1), (1, 0)]) == pytest.approx([5.0, 0.5, 1.575, 3.1675])
 
 
+def test_svrg_remembers_the_rounds_start_in_every_epoch():
+    """As above with svrg: a = (5, 1), a_bar = 3 at x = 5, so a batch's z is its gradient less 1, or plus 1.
+
+    z = 5 - 1, y = 4.6;  z = 0.6 + 1, y = 4.44;  z = 0.44 + 1, y = 4.296;  z = 4.296 - 1
+    """
+    problem = samples("fedavg+samples:kind=svrg,alpha=0.5", [0.0] * 4 + [4.0] * 4, task=QUADRATIC)
+    assert path(problem, [(0, 1), (1, 0)]) == pytest.approx([4.0, 1.6, 1.44, 3.296])
+
+
 def test_in_a_loop_the_textbooks_running_mean_does_not_cancel():
     """Gradients 1 and 1, alpha = 1, a table of zeros: z = 1, then a_bar = 1/2 and z = 1 - (0 - 1/2). Ours: 1 and 1."""
     w_B, one_P = torch.tensor([0.5, 0.5]), torch.ones(1)
@@ -211,6 +222,22 @@ def test_methods_keep_their_own_scratch_and_phases(kind):
         )
     ]
     assert_close(slopes[0], slopes[1])  # one batch corrects nothing, and svrg's pass is no step of the paper's alpha
+
+
+def test_the_pass_of_svrg_is_made_of_the_steps_of_the_phase_that_trains():
+    """A method with a pass of its own and two epochs of one batch: svrg's pass, then the method's phases 0, 1 and 1."""
+    seen = []
+
+    def direction(ask, y_P, batch, _down, _own, scratch):
+        seen.append(ask.phase)
+        return ask.grad(y_P, batch), scratch
+
+    def phases(epochs):
+        return Phase(1, trains=(), mode="still"), Phase(epochs)
+
+    method = with_samples(fedavg()._replace(phases=phases, direction=direction), Config(kind="svrg"))
+    train(quadratics(method, a=(1.0,), b=(0.0,), steps=2))
+    assert seen == [1, 0, 1, 1]
 
 
 def test_off_is_the_method_to_the_last_bit():
