@@ -18,6 +18,7 @@ from typing import Any
 
 from fedncv.config import RunConfig, Settings, read_toml, write_toml
 from fedncv.results import CONFIG, METRICS, read_config, read_rows
+from fedncv.studies import STUDIES
 from fedncv.studies.study import FILE, PARTITION, Study, extend, read_study, to_toml
 
 
@@ -27,7 +28,9 @@ def joined(parts: list[Path]) -> Study:
     for part, study in zip(parts[1:], others, strict=True):
         rates = {c: whole.lr.get(c, {}) | study.lr.get(c, {}) for c in {**whole.lr, **study.lr}}
         whole = replace(extend(whole, study, where=part), lr=rates)
-    return replace(whole, settings=replace(whole.settings, data_dir=""))
+    order = {method: i for i, method in enumerate(STUDIES[whole.name]().methods if whole.name in STUDIES else ())}
+    methods = tuple(sorted(whole.methods, key=lambda method: order.get(method, len(order))))
+    return replace(whole, methods=methods, settings=replace(whole.settings, data_dir=""))
 
 
 def made_with(parts: list[Path]) -> dict[str, dict[str, str]]:
