@@ -198,17 +198,16 @@ class Errors(NamedTuple):
 def errors_of(server: Server, draws: Draws, answers: Everyone) -> Errors:
     """The errors of a server over these draws, in the simplest form that is its own."""
     everybody = torch.arange(len(server.sizes_N), device=draws.in_DN.device)
-    full_P = server.step(everybody, True)
-    trials = _trials(server, draws)
+    full_P, trials = server.step(everybody, True), _trials(server, draws)
     pair_P = server.step(everybody[:2], False)
-    form: Form = "none"
-    for d_NP in (*guesses(server, answers), None):  # as most servers are; else client by client
-        if d_NP is None:
-            d_NP = torch.stack([server.step(u[None], False) for u in everybody])
+
+    def tried(d_NP: Tensor) -> tuple[Form, Tensor, Tensor]:
         base_P = d_NP[0] + d_NP[1] - pair_P if len(everybody) > 1 else torch.zeros_like(full_P)
-        form = find_form(server, trials, d_NP, base_P)
-        if form != "none":
-            break
+        return find_form(server, trials, d_NP, base_P), d_NP, base_P
+
+    form, d_NP, base_P = next(
+        (found for found in map(tried, guesses(server, answers)) if found[0] != "none"), None
+    ) or tried(torch.stack([server.step(u[None], False) for u in everybody]))
     if form == "none":
         return _drawn_errors(server, draws, d_NP, full_P)
     if form == "sum":

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedncv.figures import COLOURS, STYLES
-from fedncv.observatory.table import Row, aims, groups, mean_of, panels, reference_of, relative
+from fedncv.observatory.table import Row, aims, complete, groups, mean_of, panels, reference_of, relative
 
 Axes = Any
 Look = dict[str, dict[str, Any]]  # method -> colour and line, the same in all pictures
@@ -60,6 +60,10 @@ def _name(rows: list[Row]) -> str:
     return f"{rows[0]['method']}{'' if aims(rows) else ' *'}"
 
 
+def _last(rows: list[Row]) -> list[Row]:
+    return [row for row in rows if row["round"] == max(row["round"] for row in rows)]
+
+
 def _legend(axes: Axes, columns: int = 3) -> None:
     """Below the picture, where it hides nothing."""
     axes.legend(frameon=False, fontsize=8, ncols=columns, loc="upper left", bbox_to_anchor=(0.0, -0.13))
@@ -76,30 +80,34 @@ def _log(axes: Axes) -> None:
 
 
 def error_against_round(axes: Axes, rows: list[Row], look: Look) -> None:
-    """Mean squared error over the draw against the round, mean over seeds."""
+    """Mean squared error over the draw against the round, mean over seeds, beside the first method's full update."""
     methods = groups(rows, "method")
     own = reference_of(rows).startswith("each")
     for number, mine in enumerate(methods.values()):
         style, by_round = look[mine[0]["method"]], groups(mine, "round")
         rounds = sorted(by_round)
-        found = [mean_of(by_round[t], "mse") for t in rounds]
+        found = [mean_of(by_round[t], "mse", absolute=True) for t in rounds]
         values, halves = [n.value for n in found if n], [n.half for n in found if n]
         apart = 0.006 * rounds[-1] * (number - (len(methods) - 1) / 2)  # so that bars do not hide each other
         aside = [t + apart for t in rounds]
         axes.errorbar(aside, values, yerr=halves, label=_name(mine), marker="o", markersize=4, capsize=2, **style)
+        if number == 0:
+            full = [mean_of(by_round[t], "full2", absolute=True) for t in rounds]
+            label = f"|full update|² of {mine[0]['method']}"
+            axes.plot(rounds, [n.value for n in full if n], color="grey", linestyle=(0, (1, 2)), label=label)
         if own:
-            plain = [mean_of(by_round[t], "plain") for t in rounds]
+            plain = [mean_of(by_round[t], "plain", absolute=True) for t in rounds]
             label = f"{mine[0]['method']}: FedAvg's weights on its updates"
             axes.plot(aside, [n.value for n in plain if n], ":", color=style["color"], label=label)
     _log(axes)
     axes.set_xlabel(f"round   ({reference_of(rows)})", fontsize=9)
-    axes.set_ylabel("error of the aggregated update / |full update|²")
+    axes.set_ylabel("E |aggregated update - full update|²")
     _legend(axes)
 
 
 def split(axes: Axes, rows: list[Row], look: Look) -> None:
     """Where the error comes from: a bar a method, mean over the frozen states."""
-    methods = groups(rows, "method")
+    methods = groups(complete(rows), "method")
     parts = {
         "between": ("clients differ (between)", "#D55E00"),
         "within": ("mini-batches (within)", "#56B4E9"),
@@ -108,25 +116,24 @@ def split(axes: Axes, rows: list[Row], look: Look) -> None:
     left = np.zeros(len(methods))
     places = np.arange(len(methods))[::-1]
     for part, (label, colour) in parts.items():
-        found = [mean_of(mine, part) for mine in methods.values()]
+        found = [mean_of(mine, part, absolute=True) for mine in methods.values()]
         widths = np.array([max(0.0, n.value) if n else 0.0 for n in found])
         axes.barh(places, widths, left=left, color=colour, label=label, height=0.7)
         left += widths
     axes.set_yticks(places, [_name(mine) for mine in methods.values()])
     for place, total in zip(places, left, strict=True):
-        axes.text(total, place, f" {total:.2f}", va="center", fontsize=8)
+        axes.text(total, place, f" {total:.3g}", va="center", fontsize=8)
     axes.set_xlim(0, max(axes.get_xlim()[1], 1.12 * left.max()))
-    axes.set_xlabel("part of the error / |full update|²")
+    axes.set_xlabel("E |aggregated update - full update|² over draw and batches, mean over the frozen states")
     _legend(axes)
 
 
 def error_against_beta(axes: Axes, rows: list[Row], look: Look) -> None:
-    """mse(beta) = A - 2 beta B + beta^2 C at the last round, for every method that remembers updates; first seed."""
-    last = max(row["round"] for row in rows)
-    beta_G = np.linspace(-0.3, 1.3, 161)
+    """mse(beta) = A - 2 beta B + beta^2 C at a method's last round, for every one that remembers; first seed."""
+    beta_G = np.linspace(-0.6, 1.3, 191)
     drawn: dict[tuple[float, ...], str] = {}
-    for mine in groups([row for row in rows if row["round"] == last], "method").values():
-        row = mine[0]
+    for mine in groups(rows, "method").values():
+        row = _last(mine)[0]
         a, b, c = (x / row["full2"] for x in row["curve"])
         style = look[row["method"]]
         same = tuple(round(x, 6) for x in (a, b, c))  # methods that remember the same have one curve
@@ -135,38 +142,37 @@ def error_against_beta(axes: Axes, rows: list[Row], look: Look) -> None:
             axes.plot(beta_G, a - 2 * beta_G * b + beta_G**2 * c, **style)
             best = row["beta_best"]
             axes.plot(best, relative(row, "best"), "*", color=style["color"], markersize=14, zorder=3)
-        label = f"{row['method']}: β {row['beta']:.2f}, best {row['beta_best']:.2f}, ρ² {row['rho2']:.2f}"
+        numbers = f"β {row['beta']:.2f}, best {row['beta_best']:.2f}, ρ² {row['rho2']:.2f}"
+        label = f"{row['method']}, round {row['round']}: {numbers}"
         axes.plot(row["beta"], relative(row, "mse"), "o", color=style["color"], markersize=8, zorder=4, label=label)
     axes.set_ylim(bottom=0)
-    axes.set_xlabel(f"β   (round {last}, seed {rows[0]['seed']}; o in use, ★ best; 0 no memory)")
+    axes.set_xlabel(f"β   (seed {rows[0]['seed']}; o in use, ★ best; 0 no memory)")
     axes.set_ylabel("error of the aggregated update / |full update|²")
-    _legend(axes, columns=2)
+    _legend(axes, columns=1)
 
 
 def alphas(axes: Axes, rows: list[Row], look: Look) -> None:
-    """alpha_u in use against the best one for the next round, a point a client and seed, at the last round."""
-    last = max(row["round"] for row in rows)
+    """alpha_u in use against the best one for the next round, a point a client and seed, at a method's last round."""
     seen: list[str] = []
-    for mine in groups([row for row in rows if row["round"] == last], "method").values():
+    for mine in map(_last, groups(rows, "method").values()):
         style = look[mine[0]["method"]]
         used, best = (np.concatenate([row[name] for row in mine]) for name in ("alpha", "alpha_best"))
         if str((used, best)) in seen:  # methods that correct alike have one cloud
             continue
         seen.append(str((used, best)))
         left = [np.sum([row[f"drift_{name}"] for row in mine]) for name in ("without", "with", "best")]
-        label = (
-            f"{mine[0]['method']}: {left[1] / left[0]:.0%} of the clients' spread left, {left[2] / left[0]:.0%} at best"
-        )
+        share = f"{left[1] / left[0]:.0%} of the clients' spread left, {left[2] / left[0]:.0%} at best"
+        label = f"{mine[0]['method']}, round {mine[0]['round']}: {share}"
         axes.plot(used, best, "o", color=style["color"], markersize=4, alpha=0.5, label=label)
     axes.plot([0, 1], [0, 1], color="grey", linewidth=1)
-    axes.set_xlabel(f"α of a client, in use   (round {last}; 0 FedAvg, 1 SCAFFOLD)")
+    axes.set_xlabel("α of a client, in use   (0 FedAvg, 1 SCAFFOLD)")
     axes.set_ylabel("its best α for the gradients that come")
     _legend(axes, columns=1)
 
 
 def layers(axes: Axes, rows: list[Row], look: Look) -> None:
     """Error of a module over the squared full update of that module, mean over the frozen states."""
-    methods = groups(rows, "method")
+    methods = groups(complete(rows), "method")
     names = rows[0]["layers"]
     for number, mine in enumerate(methods.values()):
         ratio = [np.array(row["layer_mse"]) / np.maximum(np.array(row["layer_full2"]), 1e-300) for row in mine]

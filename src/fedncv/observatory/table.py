@@ -56,39 +56,47 @@ def panels(rows: list[Row]) -> dict[str, list[Row]]:
     return found
 
 
+def complete(rows: list[Row]) -> list[Row]:
+    """Rows of the methods that were probed at all the states that any was: their means can be compared."""
+    states = {method: {(row["seed"], row["round"]) for row in some} for method, some in groups(rows, "method").items()}
+    every = set().union(*states.values())
+    return [row for row in rows if states[row["method"]] == every]
+
+
 def relative(row: Row, name: str) -> float:
     return float(row[name] / row["full2"]) if name.removesuffix("_low").removesuffix("_high") in RELATIVE else row[name]
 
 
-def mean_of(rows: list[Row], name: str) -> Number | None:
+def mean_of(rows: list[Row], name: str, *, absolute: bool = False) -> Number | None:
     """Mean over frozen states. The interval is over seeds (Student's t on the seeds' means) from three seeds on; else
     it is that of the states' own intervals, taken as independent, and covers nothing but the draws."""
     found = [row for row in rows if row.get(name) is not None and np.isfinite(row[name])]
     if not found:
         return None
-    value = float(np.mean([relative(row, name) for row in found]))
-    seeds = [np.mean([relative(row, name) for row in some]) for some in groups(found, "seed").values()]
+
+    def number(row: Row, name: str) -> float:
+        return float(row[name]) if absolute else relative(row, name)
+
+    value = float(np.mean([number(row, name) for row in found]))
+    seeds = [np.mean([number(row, name) for row in some]) for some in groups(found, "seed").values()]
     if len(seeds) >= ENOUGH_SEEDS:
         half = stats.t.ppf(0.975, len(seeds) - 1) * np.std(seeds, ddof=1) / len(seeds) ** 0.5
         return Number(value, float(half))
     if name + "_low" not in found[0]:
         return Number(value, 0.0)
-    halves = [(relative(row, name + "_high") - relative(row, name + "_low")) / 2 for row in found]
+    halves = [(number(row, name + "_high") - number(row, name + "_low")) / 2 for row in found]
     return Number(value, float(np.sqrt(np.sum(np.square(halves))) / len(halves)))
 
 
-COLUMNS = {
+ERROR = {
+    "absolute": "E|error|²",
     "mse": "error",
     "bias2": "bias²",
     "within": "within",
     "between": "between",
     "cosine": "cosine",
-    "beta": "β",
-    "beta_best": "best β",
-    "rho2": "ρ²",
-    "without": "without",
-    "times": "× below plain",
 }
+MEMORY = {"beta": "β", "beta_best": "best β", "rho2": "ρ²", "without": "without", "best": "at best β"}
 
 
 def print_tables(rows: list[Row]) -> None:
@@ -101,7 +109,7 @@ def print_tables(rows: list[Row]) -> None:
 
     def new(title: str, headings: list[str]) -> Table:
         table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        table.add_column("method", overflow="fold")
+        table.add_column("method", overflow="fold", min_width=24)
         for heading in headings:
             table.add_column(heading, justify="right", no_wrap=True)
         return table
@@ -110,18 +118,22 @@ def print_tables(rows: list[Row]) -> None:
         rounds = sorted(groups(some, "round"))
         seeds = sorted(groups(some, "seed"))
         states = f"rounds {', '.join(map(str, rounds))}; seeds {', '.join(map(str, seeds))}"
-        table = new(f"{where}\n{reference_of(some)}; mean over {states}", list(COLUMNS.values()))
+        table = new(f"{where}\n{reference_of(some)}; mean over {states}", list(ERROR.values()))
+        memory = new("memory of updates", list(MEMORY.values()))
         by_round = {
             "mse": new("error by round", [str(t) for t in rounds]),
-            "times": new("× below plain by round", [str(t) for t in rounds]),
+            "times": new("plain / error by round", [str(t) for t in rounds]),
         }
         for method, mine in groups(some, "method").items():
             name = method if aims(mine) else f"{method} *"
-            table.add_row(name, *(_cell(mine, column) for column in COLUMNS))
+            table.add_row(name, *(_cell(mine, column) for column in ERROR))
+            if any("beta_best" in row for row in mine):
+                memory.add_row(name, *(_cell(mine, column) for column in MEMORY))
             for column, each in by_round.items():
                 each.add_row(name, *(_cell([r for r in mine if r["round"] == t], column) for t in rounds))
-        console.print(table)
-        console.print(*by_round.values())
+        for each in (table, memory, *by_round.values()):
+            if each.row_count:
+                console.print(each)
     console.print(notes(rows), highlight=False)
 
 
@@ -140,9 +152,9 @@ def notes(rows: list[Row]) -> str:
     enough = all(len(groups(some, "seed")) >= ENOUGH_SEEDS for some in panels(rows).values())
     unit = "seed" if enough else "draw; numbers without one are exact"
     lines = [
-        "error, bias², within, between, without: relative to |sum p Δ|², what all clients together would do.",
-        "within: noise of mini-batches; between: clients that differ; without: the error without the memory;",
-        "plain: FedAvg's weights on the very same updates.",
+        "E|error|²: of the aggregated update, over the draw of clients. All else relative to |sum p Δ|², the method's",
+        "own update if all clients took part. within: noise of mini-batches; between: clients that differ; without:",
+        "the error without the memory; plain: the error of FedAvg's weights on the very same updates.",
         f"± 95 % intervals, unit of resampling: the {unit}.",
     ]
     if not aims(rows):
@@ -155,6 +167,9 @@ def notes(rows: list[Row]) -> str:
 def _cell(rows: list[Row], name: str) -> str:
     if name == "times" and not aims(rows):
         return ""
+    if name == "absolute":
+        number = mean_of(rows, "mse", absolute=True)
+        return "" if number is None else f"{number.value:.3g}"
     number = mean_of(rows, name)
     if number is None:
         return ""
