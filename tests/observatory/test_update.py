@@ -176,9 +176,11 @@ def test_a_server_that_steps_twice_as_far_does_not_aim_at_the_weighted_mean():
     ("method", "beta"),
     [("fedvarp", 1.0), ("fedstale:beta=0.3", 0.3), ("fedncv:momentum=0,memory=fixed,beta=0.7,weights=ht", 0.7)],
 )
-def test_the_coefficient_in_use_is_found_and_the_parabola_passes_through_the_error(method, beta):
-    problem, state = walked(method)
+@pytest.mark.parametrize("rounds", [1, 5])  # after one round three clients were never seen: 0 or the mean of the seen
+def test_the_coefficient_in_use_is_found_and_the_parabola_passes_through_the_error(method, beta, rounds):
+    problem, state = walked(method, rounds=rounds)
     row, _ = probed(problem, state)
+    assert (row["remembered"] == 2) == (rounds == 1)
     aa, ab, bb = row["curve"]
     assert row["beta"] == pytest.approx(beta, abs=1e-9)
     assert aa - 2 * beta * ab + beta**2 * bb == pytest.approx(row["mse"], rel=1e-8)
