@@ -57,10 +57,11 @@ def panels(rows: list[Row]) -> dict[str, list[Row]]:
 
 
 def complete(rows: list[Row]) -> list[Row]:
-    """Rows of the methods that were probed at all the states that any was: their means can be compared."""
+    """Rows of the methods that were probed at all the states that any was: their means can be compared. All rows where
+    there is no such method."""
     states = {method: {(row["seed"], row["round"]) for row in some} for method, some in groups(rows, "method").items()}
     every = set().union(*states.values())
-    return [row for row in rows if states[row["method"]] == every]
+    return [row for row in rows if states[row["method"]] == every] or rows
 
 
 def relative(row: Row, name: str) -> float:
