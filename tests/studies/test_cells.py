@@ -78,6 +78,23 @@ def test_runs_that_stand_at_different_rounds_end_with_the_same_bytes(tmp_path, w
         assert (folder / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
 
 
+def test_a_run_stopped_after_its_initial_model_and_one_that_has_not_begun_both_have_every_row_once(
+    tmp_path, watch, said
+):
+    """Both stand at round 0; one has a row of it and the other has not."""
+
+    def stop(row):
+        raise KeyboardInterrupt
+
+    folders = prepare(tmp_path, cells())
+    with pytest.raises(KeyboardInterrupt):
+        resume(folders[0], on_round=stop)
+    run_cells(folders, watch)
+    assert said == [(1, [0]), (1, [0])]
+    for folder in folders:
+        assert [row["round"] for row in read_run(folder).rows] == [0, 1, 2, 3, 4]
+
+
 def test_one_that_diverges_leaves_the_others_alone_and_is_not_tried_again(tmp_path, watch, said):
     mixed = cells(methods=("fedprox:mu=1e30", "fedavg"))
     run_cells(prepare(tmp_path, mixed), watch)

@@ -66,15 +66,19 @@ def alike(folders: list[Path]) -> list[list[Path]]:
 
 
 def _at_the_same_round(folders: list[Path]) -> list[list[Course]]:
-    """The runs as their checkpoints left them, the ones that stand furthest back first."""
-    groups: dict[int, list[Course]] = {}
+    """The runs as their checkpoints left them, the ones that stand furthest back first.
+
+    Round 0 is where a run stands before the initial model is measured and after it: only the rows tell which.
+    """
+    groups: dict[tuple[int, int], list[Course]] = {}
     dataset = None
     for folder in folders:
         problem = build(read_config(folder))
         dataset = dataset or problem.dataset
         problem = problem._replace(dataset=dataset)  # the samples are the same: on the device once
         state = store.load_state(folder, problem)
-        groups.setdefault(state.round, []).append(Course(problem, state, read_rows(folder), folder))
+        rows = read_rows(folder)
+        groups.setdefault((state.round, len(rows)), []).append(Course(problem, state, rows, folder))
     return [courses for _, courses in sorted(groups.items())]
 
 
