@@ -44,6 +44,17 @@ def test_another_call_begins_anew_and_leaves_earlier_results_alone():
     assert (again.a.tolist(), again.b.tolist(), again.name) == ([2.0], [3.0], 8)  # (0, 1) -> (3, 0) -> (2, 3)
 
 
+def test_a_number_that_is_given_is_read_anew_in_every_call():
+    """a = 1, a row of 3: a + 3·2 = 7 with 2 given, a + 3·5 = 16 with 5."""
+
+    def add(_model, state, row, given):
+        return state._replace(a=state.a + row[0] * given)
+
+    for ask in (ASK, ASK._replace(repeat=Loops(None))):
+        ends = [ask.loop(add, State(vector(1.0), vector(0.0)), rows(3.0), given).a.item() for given in (2.0, 5.0)]
+        assert ends == [7.0, 16.0]
+
+
 def test_other_forms_are_other_loops_and_only_some_are_held():
     loops = Loops(None)
     for n in (*range(1, MOST + 3), 2):

@@ -34,7 +34,7 @@ class Loops:
         self._recorded: dict[Any, tuple[Memory, torch.cuda.CUDAGraph | None]] = {}
 
     def __call__(self, step: Step, state: Any, rows: Any, given: Any) -> Any:
-        form = step, *(_form(tree) for tree in (state, rows, given))
+        form = step, *(_form(tree) for tree in (state, rows, given)), _numbers(given)
         if form not in self._recorded:
             if len(self._recorded) == MOST:
                 self._recorded.clear()
@@ -92,3 +92,8 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 def _form(tree: Any) -> tuple[Any, ...]:
     return tuple((path, leaf.shape, leaf.dtype) for path, leaf in leaves(tree) if isinstance(leaf, Tensor))
+
+
+def _numbers(tree: Any) -> tuple[Any, ...]:
+    """What a recorded step reads and nobody can change any more."""
+    return tuple(leaf for _, leaf in leaves(tree) if not isinstance(leaf, Tensor))
