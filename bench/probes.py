@@ -1,13 +1,12 @@
 """What probes at the model cost: the CIFAR-10 study, training, scoring and probing timed side by side in one run.
 
     python bench/probes.py --device cuda --seeds 5 --rounds 100 --every 10
-    python bench/probes.py --device cuda --ways          # three ways to the same gradients, on one model
+    python bench/probes.py --device cuda --ways          # three ways to the same variance, on one model
     python bench/probes.py --intervals                   # how often the 95 % intervals hold the truth
 
 Pixels are drawn unless ``--data`` names a dataset; time does not depend on what they show. ``--ways`` compares
-per-sample gradients by torch's convolutions with those by products (engine/sample_convolutions.py, for a GPU)
-and with gradients of batches, whose spread is an unbiased estimate of the same variance: k batches of b samples each
-give E sum ||g_B - g_u||^2 / (k - 1) = S_u^2 / b, without a gradient for every sample.
+moments from layers (engine/layer_gradients.py) with per-sample gradients and with gradients of batches, whose spread is
+an unbiased estimate of the same variance: k batches of b samples each give E sum ||g_B - g_u||^2 / (k - 1) = S_u^2 / b.
 """
 
 import argparse
@@ -26,8 +25,8 @@ from torch import Tensor
 from fedncv.data import load
 from fedncv.engine.choose import Engine, engine_for
 from fedncv.engine.gradients import sample_gradients
+from fedncv.engine.layer_gradients import listening, sums
 from fedncv.engine.problem import Problem, State, start
-from fedncv.engine.sample_convolutions import by_products
 from fedncv.flat import Model
 from fedncv.observatory import at_model
 
@@ -42,7 +41,7 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=10)
     parser.add_argument("--clients", type=int, default=100)
     parser.add_argument("--samples", type=int, default=60_000, help="of the drawn pixels")
-    parser.add_argument("--ways", action="store_true", help="three ways to the gradients instead")
+    parser.add_argument("--ways", action="store_true", help="three ways to the variance instead")
     parser.add_argument("--profile", action="store_true", help="where the time of one probe goes")
     parser.add_argument("--intervals", action="store_true", help="coverage of the intervals instead")
     arguments = parser.parse_args()
@@ -146,17 +145,18 @@ def batch_gradients(model: Model, problem: Problem, batch: int) -> Callable[...,
 
 def ways(problem: Problem, seconds: float = 2.0) -> None:
     model, device = problem.model, problem.model.start_P.device
-    products = by_products(model)
+    gradient, layers = sample_gradients(model, problem.task), listening(model)
+    assert layers is not None
 
-    def alone(of: Model) -> Callable[..., Tensor]:
-        gradient = sample_gradients(of, problem.task)
-        return lambda y, b, x, t: gradient(y, b, x, t, None)
+    def from_layers(y_P: Tensor, b_R: Tensor, x: Tensor, target: Tensor) -> Tensor:
+        member_KB = y_P.new_zeros(max(1, len(x) // 450), len(x))  # clients of the study's mean size
+        member_KB[torch.arange(len(x)) % len(member_KB), torch.arange(len(x))] = 1
+        return sums(layers, problem.task, y_P, b_R, x, target, None, member_KB).total_KP.sum(0)[None] / len(x)
 
     kinds: dict[str, Callable[..., Tensor]] = {
-        "samples": alone(model),
-        "samples, convolutions as products": alone(products),
+        "samples": lambda y, b, x, t: gradient(y, b, x, t, None),
+        "layers": from_layers,
         "batches of 32": batch_gradients(model, problem, 32),
-        "batches of 32, convolutions as products": batch_gradients(products, problem, 32),
     }
     for chunk in (1024, 4096, 8192, 16384) if device.type == "cuda" else (32, 128):
         index = torch.arange(chunk, device=device)
@@ -173,7 +173,7 @@ def ways(problem: Problem, seconds: float = 2.0) -> None:
                 done += 4 * chunk
             rate = done / (time.perf_counter() - began)
             off = float((means[-1] - means[0]).norm() / means[0].norm())
-            print(f"chunk {chunk:5d}  {name:42s} {rate:12,.0f} samples/s   mean off by {off:.1e}", flush=True)
+            print(f"chunk {chunk:5d}  {name:14s} {rate:12,.0f} samples/s   mean off by {off:.1e}", flush=True)
 
 
 # ---- intervals -------------------------------------------------------------------------------------------

@@ -11,24 +11,26 @@ adds a correction (SCAFFOLD, FedNCV), neither is: it is the clients that are mea
 The mode is "eval". With the statistics of a batch, BatchNorm makes the loss of a sample depend on the others of
 its batch, and a sample has no gradient of its own; with the running statistics it has. Dropout is off.
 
-Per-sample gradients are made in chunks of at most ``CHUNK_BYTES``, on a GPU of an eighth of what is free if that
-is less (about four such arrays live at a time); beside them the clients' mean gradients are kept, N x P numbers.
+Where a model is made of layers that layer_gradients knows, no sample's gradient is ever made; otherwise all of them
+are, by vmap of grad. Either way in chunks of at most ``CHUNK_BYTES``, on a GPU of an eighth of what is free if that is
+less (about four such arrays live at a time); beside them the clients' mean gradients are kept, N x P numbers.
 
 Shapes: N all clients, K some of them, B samples of a chunk, P parameters, L layers (the layout's names).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedncv.engine.layer_gradients import Listening, listening, sample_bytes, sums, understood
 from fedncv.engine.problem import Arrival, Problem, State, arrivals
 from fedncv.flat import Layout, Model
 from fedncv.tasks import Task
 
-CHUNK_BYTES = {"cpu": 1 << 24, "cuda": 1 << 31}  # of one array of per-sample gradients
+CHUNK_BYTES = {"cpu": 1 << 25, "cuda": 1 << 31}
 
 Moments = tuple[Tensor, Tensor]  # mean_KP and spread_KL of some clients
 Inputs = Callable[[Tensor], tuple[Tensor, Tensor]]  # sample numbers -> scaled inputs, targets
@@ -84,30 +86,73 @@ def collected(problem: Problem, found: Sequence[Moments]) -> Gradients:
 
 
 def moments(model: Model, task: Task, inputs: Inputs, at: Standing, parts: Sequence[Tensor]) -> Moments:
-    """Of K clients at one model; ``parts`` are their sample numbers, none of them empty.
+    """Of K clients at one model; ``parts`` are their sample numbers, none of them empty."""
+    index = torch.cat(list(parts)).to(at.y_P.device)
+    x, target = inputs(index[:2])
+    layers = listening(model)
+    if layers is not None and understood(layers, task, at.y_P, at.buffers_R, x, target):
+        return _of_layers(layers, task, inputs, at, parts, sample_bytes(layers, at.y_P, at.buffers_R, x))
+    return _of_samples(model, task, inputs, at, parts)
 
-    Chunks are merged as in Chan, Golub and LeVeque (1983): with d the difference of the means of a and b,
+
+class Chunk(NamedTuple):
+    """Some samples in a row, which lie client by client."""
+
+    here: slice  # the clients they belong to
+    member_KB: Tensor  # 1 where a sample is a client's
+    x: Tensor
+    target: Tensor
+    offset_BC: Tensor | None
+
+
+def chunks(inputs: Inputs, at: Standing, parts: Sequence[Tensor], size: int) -> Iterator[Chunk]:
+    """All samples, ``size`` at a time. Nothing in here waits for the device."""
+    device = at.y_P.device
+    sizes_K = np.array([len(part) for part in parts])
+    ends_K = np.cumsum(sizes_K)
+    index = torch.cat(list(parts)).to(device)
+    owner = torch.repeat_interleave(torch.from_numpy(sizes_K)).to(device)
+    for first in range(0, len(index), size):
+        last = min(first + size, len(index))
+        k_first, k_last = np.searchsorted(ends_K, [first, last - 1], side="right").tolist()
+        here = slice(k_first, k_last + 1)
+        place_B = owner[first:last] - k_first
+        member_KB = place_B == torch.arange(k_last + 1 - k_first, device=device)[:, None]
+        offset_BC = None if at.offset_KC is None else at.offset_KC[here][place_B]
+        yield Chunk(here, member_KB.to(at.y_P.dtype), *inputs(index[first:last]), offset_BC)
+
+
+def _of_layers(
+    layers: Listening, task: Task, inputs: Inputs, at: Standing, parts: Sequence[Tensor], bytes_each: int
+) -> Moments:
+    """By layer_gradients."""
+    layout, y_P = layers[0].layout, at.y_P
+    total_KP = y_P.new_zeros(len(parts), layout.num_parameters)
+    squares_KL = y_P.new_zeros(len(parts), len(layout.names), dtype=torch.float64)
+    for here, member_KB, x, target, offset_BC in chunks(inputs, at, parts, max(2, chunk_bytes(y_P) // bytes_each)):
+        found = sums(layers, task, y_P, at.buffers_R, x, target, offset_BC, member_KB)
+        total_KP[here] += found.total_KP
+        squares_KL[here] += found.squares_KL
+    n_K = torch.tensor([len(part) for part in parts], dtype=torch.float64).to(y_P.device)
+    mean_KP = total_KP / n_K[:, None].to(y_P.dtype)
+    spread_KL = (squares_KL - n_K[:, None] * by_layer(mean_KP, layout)).clamp(min=0)
+    return mean_KP, torch.where(n_K[:, None] > 1, spread_KL, 0.0)  # a single sample has none, whatever the rounding
+
+
+def _of_samples(model: Model, task: Task, inputs: Inputs, at: Standing, parts: Sequence[Tensor]) -> Moments:
+    """With a gradient of every sample. Chunks are merged as in Chan, Golub and LeVeque (1983): with d the difference
+    of the means of a and b,
 
         mean = mean_a + d n_b / n,    spread = spread_a + spread_b + d^2 n_a n_b / n,    n = n_a + n_b
     """
     layout, y_P = model.layout, at.y_P
-    each, chunk = sample_gradients(model, task), chunk_size(y_P)
-    sizes_K = np.array([len(part) for part in parts])
-    ends_K = np.cumsum(sizes_K)
-    index = torch.cat(list(parts)).to(y_P.device)
-    owner = torch.repeat_interleave(torch.from_numpy(sizes_K)).to(y_P.device)
+    each = sample_gradients(model, task)
     mean_KP = y_P.new_zeros(len(parts), layout.num_parameters)
     spread_KL = y_P.new_zeros(len(parts), len(layout.names), dtype=torch.float64)
     n_K = y_P.new_zeros(len(parts))  # samples so far
-    for first in range(0, len(index), chunk):  # nothing in here waits for the device
-        last = min(first + chunk, len(index))
-        k_first, k_last = np.searchsorted(ends_K, [first, last - 1], side="right").tolist()
-        here = slice(k_first, k_last + 1)  # the clients in this chunk: samples lie client by client
-        place_B = owner[first:last] - k_first
-        x, target = inputs(index[first:last])
-        offset_BC = None if at.offset_KC is None else at.offset_KC[here][place_B]
+    size = max(1, chunk_bytes(y_P) // (y_P.numel() * y_P.element_size()))
+    for here, member_KB, x, target, offset_BC in chunks(inputs, at, parts, size):
         g_BP = each(y_P, at.buffers_R, x, target, offset_BC)
-        member_KB = (place_B == torch.arange(k_last + 1 - k_first, device=y_P.device)[:, None]).to(g_BP.dtype)
         n_new, n_old = member_KB.sum(1), n_K[here].clone()
         n_K[here] += n_new
         new_KP = member_KB @ g_BP / n_new[:, None]
@@ -120,12 +165,10 @@ def moments(model: Model, task: Task, inputs: Inputs, at: Standing, parts: Seque
     return mean_KP, spread_KL
 
 
-def chunk_size(y_P: Tensor) -> int:
-    """Samples whose gradients fit into the bound; at least one."""
+def chunk_bytes(y_P: Tensor) -> int:
+    """What the arrays of one chunk may take."""
     limit = CHUNK_BYTES.get(y_P.device.type, CHUNK_BYTES["cpu"])
-    if y_P.is_cuda:
-        limit = min(limit, torch.cuda.mem_get_info(y_P.device)[0] // 8)
-    return max(1, limit // (y_P.numel() * y_P.element_size()))
+    return min(limit, torch.cuda.mem_get_info(y_P.device)[0] // 8) if y_P.is_cuda else limit
 
 
 def by_layer(a_KP: Tensor, layout: Layout) -> Tensor:

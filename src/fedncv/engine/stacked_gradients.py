@@ -13,7 +13,6 @@ from fedncv.engine.asking import vmap_asking
 from fedncv.engine.gradients import Gradients, Moments, Standing, collected, moments
 from fedncv.engine.orders import Ints
 from fedncv.engine.problem import State
-from fedncv.engine.sample_convolutions import by_products
 from fedncv.engine.stacked import StackedEngine
 
 GROUP = 512  # clients whose models are held at a time
@@ -46,8 +45,6 @@ def _of_clients(engine: StackedEngine, states: Sequence[State], j: int, ids: Int
     inputs = lambda index: (resident.inputs(index), resident.targets(index))  # noqa: E731
     parts = [torch.from_numpy(problem.clients.train[u]) for u in ids.tolist()]
     alike = bool((y_KP == y_KP[0]).all() & (arrived.buffers_KR == arrived.buffers_KR[0]).all())
-    # products are faster with thousands of samples at a time, slower with a client's few hundred
-    model = by_products(problem.model) if alike and y_KP.is_cuda else problem.model
     for rows in [slice(0, len(ids))] if alike else [slice(k, k + 1) for k in range(len(ids))]:
         at = Standing(y_KP[rows.start], arrived.buffers_KR[rows.start], offset[0][rows] if offset else None)
-        yield moments(model, problem.task, inputs, at, parts[rows])
+        yield moments(problem.model, problem.task, inputs, at, parts[rows])
