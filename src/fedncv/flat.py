@@ -179,6 +179,11 @@ class Model:
         other._take(module)
         return other
 
+    def same_buffers(self, other: "Model") -> bool:
+        """Whether both hold the same numbers beside their parameters; a module may draw some from its seed."""
+        pairs = zip(self._module.buffers(), other._module.buffers(), strict=True)
+        return all(torch.equal(a, b) for a, b in pairs)
+
     def forward(
         self,
         x_P: Tensor,

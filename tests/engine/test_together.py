@@ -6,6 +6,7 @@ import pytest
 import torch
 from agreement import HARD, QUICK, close, close_rows, runs
 from federations import tiny
+from torch import nn
 
 from fedncv.engine import evaluate, stacked_scores
 from fedncv.engine.choose import OWN, common, engine_for
@@ -96,6 +97,28 @@ def test_a_score_that_is_not_finite_stops_its_own_run_only(engine):
     assert [course.state.round for course in courses] == [2, 1]
     assert seen == [(0.1, 0), (1e5, 0), (0.1, 1), (1e5, 1), (0.1, 2)]
     assert courses[0].rows[-1]["after"] == 1.0
+
+
+class RandomFeatures(nn.Module):
+    """A linear model of features that are drawn with the seed and never trained."""
+
+    def __init__(self, shape, outputs):
+        super().__init__()
+        self.register_buffer("w", torch.randn(shape[0], 6, dtype=torch.float64))
+        self.head = nn.Linear(6, outputs)
+
+    def forward(self, x):
+        return self.head(torch.cos(x @ self.w))
+
+
+def test_models_whose_seeds_draw_other_buffers_are_not_one_stack(capsys):
+    """As a stack all runs would have the first one's features; runs of one seed have the same."""
+    made = [tiny("fedavg", model=RandomFeatures, seed=seed, engine="stacked") for seed in (0, 1)]
+    engine = engine_for(made)
+    assert "the model draws buffers from its seed" in capsys.readouterr().err
+    for problem, settled in zip(made, engine.run_rounds([start(problem) for problem in made]), strict=True):
+        close(settled[0], run_round(problem, start(problem))[0])
+    StackedEngine([tiny("fedavg", model=RandomFeatures, lr=lr) for lr in (0.1, 0.2)])
 
 
 @pytest.mark.parametrize("field", ["lr", "epochs", "momentum"])

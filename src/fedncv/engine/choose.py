@@ -9,11 +9,10 @@ from fedncv.config import RunConfig
 from fedncv.engine import evaluate
 from fedncv.engine.cpu_fused import fused
 from fedncv.engine.gradients import Gradients, of_run
-from fedncv.engine.problem import DivergedError, Problem, State
+from fedncv.engine.problem import DivergedError, Problem, Settled, State
 from fedncv.engine.processes import ProcessesEngine, can_fork, num_cores
 from fedncv.engine.sequential import run_round
 
-Settled = tuple[State, dict[str, Any]] | DivergedError
 WORTH_FORKING = 5e9  # sample-parameters of local training in a run, below which one process is as fast
 
 OWN = (

@@ -118,6 +118,10 @@ class State(NamedTuple):
     totals: Totals = Totals()
 
 
+Settled = tuple[State, dict[str, Any]] | DivergedError
+"""What a round leaves of a run: its state and the row of metrics, or why there is none."""
+
+
 def build(
     config: RunConfig,
     *,

@@ -24,14 +24,12 @@ from fedncv.engine.local import Trained, lr_of, total_step
 from fedncv.engine.loops import Loops, with_loops
 from fedncv.engine.masked import masked, padding_changes
 from fedncv.engine.orders import Counts, Ints, Plan
-from fedncv.engine.problem import DivergedError, Kept, Problem, State, messages, start
+from fedncv.engine.problem import DivergedError, Kept, Problem, Settled, State, messages, start
 from fedncv.engine.resident import Resident
 from fedncv.engine.sequential import Draw, Outcome, draw, settle
 from fedncv.engine.stage import RATIO, Fixed, Moving, Stage
 from fedncv.methods.base import Work
 from fedncv.tree import leaves, num_bytes, row, stack, tree_map
-
-Settled = tuple[State, dict[str, Any]] | DivergedError
 
 
 class CannotStackError(ValueError):
@@ -73,6 +71,8 @@ class StackedEngine:
         first = problems[0]
         if first.stream is not None:
             raise CannotStackError("samples that arrive while it trains change the clients' sizes")
+        if not all(first.model.same_buffers(problem.model) for problem in problems):
+            raise CannotStackError("the model draws buffers from its seed, and these runs have several seeds")
         fused = fusible(first) if fused is None else fused
         self.problems = list(problems)
         loops = Loops(first.model)
@@ -159,9 +159,9 @@ class StackedEngine:
         """``own`` and personal statistics, stacked; made now for clients that never took part."""
         new = np.flatnonzero([each is None for each in kept])
         fresh: Any = None
+        start_R = self.model.start_R
         if len(new):
             ask = self.asks(rows[new], round=0)
-            start_R = self.model.start_R
 
             def init(ask_of, start_P):  # type: ignore[no-untyped-def]
                 return self.method.init_own(ask_of(start_R), start_P)
@@ -172,7 +172,6 @@ class StackedEngine:
         else:
             place = {int(i): at for at, i in enumerate(new)}
             own = stack([row(fresh, place[i]) if k is None else self._keeper.here(k.own) for i, k in enumerate(kept)])
-        start_R = self.model.start_R
         buffers = [start_R if k is None or not k.buffers_R.numel() else self._keeper.here(k.buffers_R) for k in kept]
         return own, torch.stack(buffers)
 
@@ -214,9 +213,7 @@ class StackedEngine:
             empty = self.model.start_P.new_zeros(0)
             return Replied(who, empty[None][:0], empty[None][:0], (), (), empty, plan.counts)
         assert plan.orders is not None
-        stage = self._stage or self._new_stage()
-        if self._stage is None:
-            self._stage = stage
+        stage = self._stage = self._stage or self._new_stage()
         config = self.config
         who_K = torch.from_numpy(who).to(self.device)
         down, own, buffers_KR = tree_map(
@@ -274,8 +271,7 @@ class StackedEngine:
 
     def _outcomes(self, arrived: Arrived, replied: Replied, losses: Tensor, finite: list[bool]) -> list[Outcome]:
         rule_is_personal = self.problems[0].buffer_rule == "personal"
-        rows_bytes = len(arrived.rows) or 1
-        received = num_bytes(arrived.down) // rows_bytes
+        received = num_bytes(arrived.down) // (len(arrived.rows) or 1)
         if not (rule_is_personal and self.model.start_R.numel()):
             received += num_bytes(self.model.start_R)
         calls = [self._calls(f) for f in range(len(self.method.phases(self.config.epochs)))]
@@ -285,19 +281,14 @@ class StackedEngine:
             buffers_R = replied.buffers_KR[i]
             own = self._keeper.put(row(replied.own, i))
             kept_R = self._keeper.put(buffers_R) if rule_is_personal else self.model.start_R[:0]
-            trained[k] = (
-                Trained(
-                    replied.y_KP[i],
-                    buffers_R,
-                    row(replied.up, i),
-                    Kept(own, kept_R),
-                    sum(samples_F),
-                    sum(g * n for (g, _), n in zip(calls, samples_F, strict=True)),
-                    sum(f * n for (_, f), n in zip(calls, samples_F, strict=True)),
-                    losses[i],
-                ),
-                finite[i],
+            gradients, forwards = (
+                sum(c * n for c, n in zip(each_F, samples_F, strict=True)) for each_F in zip(*calls, strict=True)
             )
+            answer = Trained(
+                replied.y_KP[i], buffers_R, row(replied.up, i), Kept(own, kept_R),
+                sum(samples_F), gradients, forwards, losses[i],
+            )  # fmt: skip
+            trained[k] = (answer, finite[i])
         num_clients = self.resident.num_clients
         return [
             Outcome(int(r) % num_clients, received, *trained.get(k, (None, True))) for k, r in enumerate(arrived.rows)
@@ -377,7 +368,7 @@ class StackedEngine:
             if padding_changes(problem.model, self.model, example):
                 raise CannotStackError("a layer lets the samples of a batch see each other")
             ids = np.argsort(-problem.clients.sizes, kind="stable")[:2]
-            states = [start(problem)] + [start(p) for p in self.problems[1:]]
+            states = [start(each) for each in self.problems]
             arrived = self.arrive(states, [np.sort(ids), *[ids[:0]] * (len(self.problems) - 1)])
             self.train(arrived, self.plan(arrived.rows, [1e-9] * len(ids), 0))
         except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
