@@ -1,7 +1,9 @@
 """Compiled layers on the CPU: the numbers of torch's own for any shape, and torch's own wherever they do not fit."""
 
 import copy
+import os
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -285,9 +287,10 @@ def test_by_name_compiled_layers_run_in_one_process_or_several_and_others_never_
 @pytest.fixture
 def fresh(tmp_path, monkeypatch):
     """No library in memory and none on disk, before and after."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("FEDNCV_CACHE", str(tmp_path))
+    monkeypatch.setattr(cpu_library, "FLAGS", ("-O0", "-fPIC", "-shared"))  # in a quarter of the time
     library.cache_clear()
-    yield tmp_path / "fedncv"
+    yield tmp_path / f"kernels-{os.geteuid()}"
     library.cache_clear()
 
 
@@ -310,6 +313,47 @@ def test_a_compiler_that_fails_is_named(fresh, monkeypatch, capsys, compiler, re
     assert len(lines) == 1
     assert compiler in lines[0]
     assert reason in lines[0]
+
+
+@needs_compiler
+def test_a_compiler_may_be_named_with_options(fresh, monkeypatch):
+    monkeypatch.setenv("CC", "cc -g0")
+    assert library(torch.float32) is not None
+
+
+@needs_compiler
+def test_a_damaged_library_is_compiled_anew(fresh, capsys):
+    path = cpu_library.compiled(torch.float32)
+    whole = path.read_bytes()
+    path.write_bytes(b"")
+    assert library(torch.float32) is not None
+    assert path.read_bytes()[:4] == whole[:4]
+    assert not capsys.readouterr().err
+
+
+@needs_compiler
+def test_nothing_is_loaded_from_a_folder_that_others_may_write_to(fresh, capsys):
+    fresh.mkdir()
+    fresh.chmod(0o777)
+    assert library(torch.float32) is None
+    assert f"others may write to {fresh}" in capsys.readouterr().err
+    fresh.chmod(0o755)
+    library.cache_clear()
+    assert library(torch.float32) is not None
+
+
+@needs_compiler
+def test_a_cache_folder_that_cannot_be_made_or_found_is_named(fresh, monkeypatch, capsys, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("FEDNCV_CACHE", str(tmp_path / "file"))
+    assert library(torch.float32) is None
+    assert str(tmp_path / "file") in capsys.readouterr().err
+    monkeypatch.delenv("FEDNCV_CACHE")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home directory")))
+    library.cache_clear()
+    assert library(torch.float32) is None
+    assert "no home directory; torch's own are used" in capsys.readouterr().err
 
 
 @needs_compiler

@@ -6,7 +6,7 @@
    whatever the sizes of the layer; a tile of sums stays in registers. Samples that a last vector lacks are zeros, and
    are kept out of every sum over samples.
 
-   Compiled once for each type of number: cc -DREAL=float. cpu_block.py says who owns the memory. */
+   Compiled once for each type of number: cc -DREAL=float. cpu_fused.py owns the memory. */
 
 #include <math.h>
 #include <stddef.h>

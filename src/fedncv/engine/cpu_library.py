@@ -1,13 +1,15 @@
 """cpu_block.c as a library of this machine: compiled where a C compiler is, kept for the next time.
 
 The name of the file holds a hash of the source and of everything the compiler says of itself and the processor, so
-another machine with the same home directory compiles its own.
+another machine with the same home directory compiles its own. What is loaded is run, so it lies in a folder that
+nobody but this user may write to.
 """
 
 import ctypes
 import functools
 import hashlib
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -15,6 +17,8 @@ import tempfile
 from pathlib import Path
 
 import torch
+
+from fedncv.data.cache import cache_folder
 
 SOURCE = Path(__file__).with_name("cpu_block.c")
 FLAGS = ("-std=gnu11", "-O3", "-march=native", "-fPIC", "-shared")
@@ -26,18 +30,14 @@ class Shape(ctypes.Structure):
     _fields_ = [(name, ctypes.c_int) for name in ("samples", "inputs", "height", "width", "outputs", "rows", "columns")]
 
 
-def cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedncv"
-
-
 @functools.cache
 def library(dtype: torch.dtype) -> ctypes.CDLL | None:
     """The library for numbers of this type; None, after one line that says why, where there can be none."""
-    if dtype not in REALS:
+    if dtype not in REALS or os.name != "posix":
         return None
     try:
-        made = ctypes.CDLL(str(compiled(dtype)))
-    except (OSError, subprocess.SubprocessError) as error:
+        made = _loaded(dtype)
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: a user without a home
         print(f"compiled kernels: {_reason(error)}; torch's own are used instead", file=sys.stderr)
         return None
     pointer = ctypes.c_void_p
@@ -47,22 +47,44 @@ def library(dtype: torch.dtype) -> ctypes.CDLL | None:
     return made
 
 
+def _loaded(dtype: torch.dtype) -> ctypes.CDLL:
+    path = compiled(dtype)
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError:  # a damaged file
+        path.unlink(missing_ok=True)
+        return ctypes.CDLL(str(compiled(dtype)))
+
+
 def compiled(dtype: torch.dtype) -> Path:
     """The library's file, compiled now if it is not there."""
-    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    if compiler is None:
+    found = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if found is None:
         raise FileNotFoundError("no C compiler (cc, gcc, clang) was found")
-    command = [compiler, *FLAGS, f"-DREAL={REALS[dtype]}"]
-    machine = _run([compiler, "-march=native", "-dM", "-E", "-x", "c", os.devnull])  # its version, the processor
+    compiler = shlex.split(found) if os.environ.get("CC") else [found]  # CC may hold options
+    command = [*compiler, *FLAGS, f"-DREAL={REALS[dtype]}"]
+    machine = _run([*compiler, "-march=native", "-dM", "-E", "-x", "c", os.devnull])  # its version, the processor
     digest = hashlib.sha256(b"\0".join([SOURCE.read_bytes(), *map(str.encode, command), machine])).hexdigest()
-    path = cache_folder() / f"block-{digest[:24]}.so"
+    path = _own_folder() / f"block-{digest[:24]}.so"
     if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:  # whole or not there, whoever else compiles it
             made = Path(folder) / path.name
             _run([*command, str(SOURCE), "-o", str(made), "-lm"])
+            with made.open("rb") as file:
+                os.fsync(file.fileno())
             made.replace(path)
     return path
+
+
+def _own_folder() -> Path:
+    """A folder of this user's in the cache, which a group may share; PermissionError where others could write to it."""
+    user = os.geteuid()
+    folder = cache_folder() / f"kernels-{user}"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    about = folder.stat()
+    if about.st_uid != user or about.st_mode & 0o022:
+        raise PermissionError(f"others may write to {folder}, and what lies there is run (remove it, or chmod 700)")
+    return folder
 
 
 def _run(command: list[str]) -> bytes:
