@@ -10,6 +10,7 @@ the data lay and not what it was.
 
 import io
 import json
+import shlex
 import sys
 import tarfile
 from dataclasses import fields, replace
@@ -27,8 +28,10 @@ def joined(parts: list[Path]) -> Study:
     whole, *others = (read_study(part) for part in parts)
     for part, study in zip(parts[1:], others, strict=True):
         rates = {c: whole.lr.get(c, {}) | study.lr.get(c, {}) for c in {**whole.lr, **study.lr}}
+        for column, method in [(c, m) for c in whole.lr for m in whole.lr[c] if whole.lr[c][m] != rates[c][m]]:
+            raise SystemExit(f"{part} has another learning rate of {method} on {column} than the parts before it")
         whole = replace(extend(whole, study, where=part), lr=rates)
-    order = {method: i for i, method in enumerate(STUDIES[whole.name]().methods if whole.name in STUDIES else ())}
+    order = {method: i for i, method in enumerate(STUDIES[whole.name]().methods)}
     methods = tuple(sorted(whole.methods, key=lambda method: order.get(method, len(order))))
     return replace(whole, methods=methods, settings=replace(whole.settings, data_dir=""))
 
@@ -44,11 +47,9 @@ def made_with(parts: list[Path]) -> dict[str, dict[str, str]]:
 
 def command(study: Study) -> str:
     """What makes the whole study in one go."""
-    plain = Settings()
+    plain = STUDIES[study.name]().settings
     words = ["fedncv", "study", study.name, "--datasets", *study.datasets, "--methods", *study.methods]
-    words += ["--seeds", str(len(study.seeds))]
-    if study.clients:
-        words += ["--clients", *map(str, study.clients)]
+    words += ["--seeds", str(len(study.seeds)), "--clients", *map(str, study.clients or (study.settings.clients,))]
     if study.tuning is not None:
         grid = map(str, study.tuning.grid)
         words += ["--tune", "--tuning-seeds", str(len(study.tuning.seeds)), "--tuning-lr", *grid]
@@ -56,12 +57,12 @@ def command(study: Study) -> str:
         value = getattr(study.settings, field.name)
         if field.name not in ("data", "data_dir", "clients") and value != getattr(plain, field.name):
             words += [f"--{field.name.replace('_', '-')}", str(value)]
-    return " ".join(words)
+    return shlex.join(words)
 
 
 def slim(rows: list[dict[str, Any]]) -> bytes:
     """Rows without single clients, but for the last."""
-    kept = [{k: v for k, v in row.items() if not k.endswith("_clients")} for row in rows[:-1]] + rows[-1:]
+    kept = [{k: v for k, v in row.items() if not isinstance(v, list)} for row in rows[:-1]] + rows[-1:]
     return "".join(json.dumps(row) + "\n" for row in kept).encode()
 
 
@@ -76,8 +77,10 @@ def contents(parts: list[Path]) -> dict[str, bytes]:
             folder = config.parent
             run: RunConfig = replace(read_config(folder), data_dir="")
             where = folder.relative_to(part).as_posix()
-            found[f"{where}/{CONFIG}"] = write_toml(run).encode()
-            found[f"{where}/{METRICS}"] = slim(read_rows(folder))
+            files = {f"{where}/{CONFIG}": write_toml(run).encode(), f"{where}/{METRICS}": slim(read_rows(folder))}
+            if any(found.get(name, data) != data for name, data in files.items()):
+                raise SystemExit(f"{folder} is in a part before this one too, with other numbers; remove one")
+            found |= files
         for path in sorted(part.rglob(PARTITION)):
             found[path.relative_to(part).as_posix()] = path.read_bytes()
     return found
