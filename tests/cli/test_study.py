@@ -9,7 +9,10 @@ import time
 import pytest
 
 from fedncv.cli import main
+from fedncv.cli.arguments import parse
+from fedncv.cli.study import Arguments, _asked
 from fedncv.results import read_run
+from fedncv.studies import robustness
 from fedncv.studies.study import FILE, read_study
 
 QUICK = ["--model", "mlp", "--clients", "5", "--per-round", "2", "--rounds", "3", "--epochs", "1", "--eval-every", "1"]
@@ -64,6 +67,18 @@ def test_tuning_is_frozen_before_the_reported_seeds_begin(tmp_path, capsys):
     assert "another protocol (tuning" in capsys.readouterr().err
     assert main(["report", str(out)]) == 0
     assert "Learning rates, tuned" in (out / "report.html").read_text()
+
+
+@pytest.mark.parametrize(("words", "rates"), [([], {"fedper": 0.03}), (["--lr", "0.2"], {}), (["--tune"], {})])
+def test_a_learning_rate_that_is_asked_for_and_a_grid_are_for_every_method(words, rates):
+    """robustness brings rates of its own: without this fedper would keep 0.03, and only fedncv be tuned."""
+    named = robustness()
+    settings = vars(named.settings) | {"clients": (100,), "data": ""}
+    default = Arguments(**settings, name="robustness", datasets=("cifar10",), methods=("fedper", "fedncv"))
+    asked = _asked(named, parse(Arguments, ["robustness", *words], command="study", default=default))
+    chosen = {method: lr for method, lr in asked.lr.get("cifar10/alpha-1", {}).items() if method in asked.methods}
+    assert chosen == rates
+    assert len(asked.untuned()) == (2 * 7 if "--tune" in words else 0)
 
 
 def test_a_diverged_run_stops_no_other_and_is_on_the_page(tmp_path, capsys):

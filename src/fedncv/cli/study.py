@@ -119,6 +119,7 @@ def _asked(study: Study, arguments: Arguments) -> Study:
         seeds=tuple(range(arguments.seeds)),
         clients=arguments.clients if several else (),
         tuning=tuning,
+        lr={} if arguments.tune or arguments.lr != study.settings.lr else study.lr,  # what is asked for is for all
     )
 
 

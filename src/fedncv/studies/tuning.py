@@ -12,7 +12,7 @@ Run = Callable[[list[Cell]], None]  # runs cells to their end
 
 
 def tune(study: Study, out: Path, run: Run, save: Callable[[Study], None]) -> Study:
-    """The study with every learning rate chosen. Each choice is saved at once, so nothing is tuned twice."""
+    """The study with every learning rate chosen, and saved. Trials are kept on disk, so nothing is tuned twice."""
     open_pairs = study.untuned()
     if not open_pairs:
         return study
