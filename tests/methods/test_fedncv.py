@@ -272,7 +272,7 @@ def test_the_average_is_handed_out_and_training_goes_on_from_the_last_model():
     assert torch.equal(plain.method.shared(second.server), x_2)
     assert plain.method.hand_out is None
     assert plain.method.buffers == "averaged"
-    assert_close(state.buffers.b_R, first.buffers + (second.buffers - first.buffers) / 1.5)
+    assert_close(state.buffers, first.buffers + (second.buffers - first.buffers) / 1.5)
 
 
 def test_what_is_off_takes_no_memory():

@@ -10,10 +10,12 @@ from torch.testing import assert_close
 from fedncv.engine import evaluate
 from fedncv.engine.local import train as train_client
 from fedncv.engine.problem import arrivals, messages
+from fedncv.engine.sequential import Draw, run_round
 from fedncv.engine.stacked_scores import ScoringEngine
 from fedncv.methods import find_method
-from fedncv.methods.base import Replies
+from fedncv.methods.base import Replies, ServerAsk
 from fedncv.methods.switches.server_average import averaged_statistics
+from fedncv.methods.switches.server_momentum import with_momentum
 from fedncv.simulate import export
 
 SHARE = 0.5
@@ -65,18 +67,38 @@ def test_running_statistics_are_averaged_alike():
     rule, start_R = averaged_statistics(SHARE), torch.zeros(3, dtype=torch.float64)
     ids_S, sizes_S = torch.arange(2), torch.tensor([3.0, 1.0], dtype=torch.float64)
     told = torch.rand(4, 2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    statistics = rule.init(start_R, None)
-    for b_SR in told:
-        statistics = rule.aggregate(statistics, None, b_SR, Replies((), ids_S, sizes_S, sizes_S))
+    b_R = rule.init(start_R, None)
+    for t, b_SR in enumerate(told):
+        b_R = rule.aggregate(ServerAsk(None, t, None), b_R, None, b_SR, Replies((), ids_S, sizes_S, sizes_S))
     means = [(3 * b_SR[0] + b_SR[1]) / 4 for b_SR in told]
-    assert_close(rule.broadcast(statistics, None, ids_S), by_hand(means).expand(2, -1), rtol=1e-12, atol=1e-14)
+    assert_close(rule.broadcast(b_R, None, ids_S), by_hand(means).expand(2, -1), rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("method", [f"fedavg+average:share={SHARE}", f"fedncv:average={SHARE}"])
+def test_a_round_without_a_reply_is_a_round_for_the_model_and_for_its_statistics(method):
+    """Replies in rounds 0 and 2 alone: a = x_0 + (x_2 - x_0) / (1 + 2 share), and so for the statistics."""
+    plain = method.split("+")[0] if "+" in method else "fedncv:average=0"
+    nobody = Draw(everyone(0, 1).ids, [False, False], [1.0, 1.0])
+
+    def rounds(problem):
+        states = [train(problem, ids=[0, 1])]
+        states.append(run_round(problem, states[0], nobody)[0])
+        return [*states, train(problem, state=states[1], ids=[0, 1])]
+
+    first, _, last = rounds(tiny(plain, model=normalised))
+    ours = tiny(method, model=normalised)
+    state = rounds(ours)[-1]
+    x_0, x_2 = first.server[0], last.server[0]
+    assert_close(ours.method.shared(state.server), x_0 + (x_2 - x_0) / (1 + 2 * SHARE), rtol=1e-12, atol=1e-14)
+    b_0, b_2 = first.buffers, last.buffers
+    assert_close(state.buffers, b_0 + (b_2 - b_0) / (1 + 2 * SHARE), rtol=1e-10, atol=1e-12)
 
 
 def test_the_average_is_what_is_scored_and_exported():
     ours = tiny("fedavg+average:share=3", model=normalised, per_round=2)
     plain = tiny("fedavg", model=normalised, per_round=2)
     state = train(ours, rounds=4)
-    same = state._replace(server=state.server.server._replace(x_P=state.server.a_P), buffers=state.buffers.b_R)
+    same = state._replace(server=state.server.server._replace(x_P=state.server.a_P), buffers=state.buffers)
     assert evaluate.before(ours, state) == evaluate.before(plain, same)
     assert evaluate.after(ours, state) == evaluate.after(plain, same)
     theirs = export(plain, same)
@@ -128,6 +150,17 @@ def test_no_share_is_the_method_itself():
 def test_a_share_below_zero_is_refused(text):
     with pytest.raises(ValueError, match="at least 0"):
         find_method(text)
+
+
+def test_momentum_keeps_what_a_rule_says_of_itself():
+    method = find_method("fedavg")._replace(buffers=averaged_statistics(SHARE))
+    assert with_momentum(method).buffers.shared
+
+
+def test_momentum_is_refused_on_any_method_that_hands_out_another_model():
+    method = find_method("fedavg")
+    with pytest.raises(ValueError, match="\\+momentum before \\+average"):
+        with_momentum(method._replace(hand_out=method.broadcast))
 
 
 def test_switches_that_cannot_work_say_so():

@@ -80,12 +80,12 @@ def aggregate(problem: Problem, state: State, replies: list[Reply]) -> State:
     if not replies:
         return state
     collected, b_SR = collect(problem, replies)
+    ask = ServerAsk(problem.model, t, key_for(problem.config.seed, "server", t).to(b_SR.device))
     rule, buffers = problem.buffer_rule, state.buffers
     if isinstance(rule, BufferRule):
-        buffers = rule.aggregate(buffers, state.server, b_SR, collected)
+        buffers = rule.aggregate(ask, buffers, state.server, b_SR, collected)
     elif rule == "averaged":
         buffers = weighted_sum(collected.weight_S, b_SR)
-    ask = ServerAsk(problem.model, t, key_for(problem.config.seed, "server", t).to(b_SR.device))
     return state._replace(
         server=problem.method.aggregate(ask, state.server, collected),
         buffers=buffers,

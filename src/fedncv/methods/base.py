@@ -219,7 +219,7 @@ class BufferRule(NamedTuple):
 
     init: Callable[[Tensor, Federation], Any]  # start_R, federation -> state
     broadcast: Callable[[Any, Any, Tensor], Tensor]  # state, server, ids_S -> b_SR
-    aggregate: Callable[[Any, Any, Tensor, Replies], Any]  # state, server, b_SR, replies -> state
+    aggregate: Callable[[ServerAsk, Any, Any, Tensor, Replies], Any]  # ask, state, server, b_SR, replies -> state
     shared: bool = False
     """All clients are sent the same; a study that wants personal statistics gets those instead."""
 

@@ -144,7 +144,9 @@ def pfedsim(config: Config = Config()) -> Method:
             return b_SR
         return torch.where((server.n_N[ids_S] > 0)[:, None], weights(server, ids_S) @ statistics.b_NR, b_SR)
 
-    def aggregate_statistics(statistics: Statistics, server: Server, b_SR: Tensor, replies: Replies) -> Statistics:
+    def aggregate_statistics(
+        _ask: ServerAsk, statistics: Statistics, server: Server, b_SR: Tensor, replies: Replies
+    ) -> Statistics:
         if server.warm:
             return statistics._replace(b_R=weighted_sum(replies.weight_S, b_SR))
         b_NR = statistics.b_NR.index_copy(0, replies.ids_S, b_SR)

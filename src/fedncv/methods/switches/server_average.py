@@ -1,12 +1,12 @@
 """The average of the server's latest models: what is handed out for use, while training goes on from the last one.
 
-    a <- a + (x - a) / (1 + share * t)          t rounds came before this one
+    a <- a + (x - a) / (1 + share * t)          t rounds came before this one, with replies or without
 
 The weights cover about ``share * t`` rounds, so the average follows closely while the model still moves far, and takes
 out the noise of single rounds later (Shamir and Zhang, ICML 2013, https://arxiv.org/abs/1212.1824, section 4, with
-eta = 1 / share - 1 up to the first rounds). Running statistics are averaged alike, since they belong to the same
-models; the weights are positive and add up to one, so a variance stays one. No byte more crosses the wire: a client is
-sent ``x`` to train from and ``a`` to use.
+eta = 1 / share - 1). Running statistics are averaged alike, since they belong to the same models; the weights are
+positive and add up to one, so a variance stays one. No byte more crosses the wire: a client that trains is sent ``x``,
+one that uses the model ``a``.
 """
 
 from dataclasses import dataclass
@@ -32,11 +32,6 @@ class Averaging(NamedTuple):
     a_P: Tensor
 
 
-class Statistics(NamedTuple):
-    b_R: Tensor
-    round: int
-
-
 def moved(a: Tensor, x: Tensor, round: int, share: float) -> Tensor:
     """The average after this round's ``x``."""
     return a + (x - a) / (1 + share * round)
@@ -45,15 +40,14 @@ def moved(a: Tensor, x: Tensor, round: int, share: float) -> Tensor:
 def averaged_statistics(share: float) -> BufferRule:
     """The mean statistics of a round's clients, averaged over rounds like the model."""
 
-    def init(start_R: Tensor, _federation: Federation) -> Statistics:
-        return Statistics(start_R, 0)
+    def init(start_R: Tensor, _federation: Federation) -> Tensor:
+        return start_R
 
-    def broadcast(statistics: Statistics, _server: Any, ids_S: Tensor) -> Tensor:
-        return for_all(statistics.b_R, ids_S)
+    def broadcast(b_R: Tensor, _server: Any, ids_S: Tensor) -> Tensor:
+        return for_all(b_R, ids_S)
 
-    def aggregate(statistics: Statistics, _server: Any, b_SR: Tensor, replies: Replies) -> Statistics:
-        mean_R = weighted_sum(replies.weight_S, b_SR)
-        return Statistics(moved(statistics.b_R, mean_R, statistics.round, share), statistics.round + 1)
+    def aggregate(ask: ServerAsk, b_R: Tensor, _server: Any, b_SR: Tensor, replies: Replies) -> Tensor:
+        return moved(b_R, weighted_sum(replies.weight_S, b_SR), ask.round, share)
 
     return BufferRule(init, broadcast, aggregate, shared=True)
 

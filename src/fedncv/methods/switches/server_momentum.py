@@ -34,7 +34,7 @@ def with_momentum(method: Method, config: Config = Config()) -> Method:
     """``method`` whose server keeps moving the way it moved."""
     if config.beta == 0:
         return method
-    if "average" in method.switches:
+    if method.hand_out is not None:
         raise ValueError("the average is taken of the models that momentum makes: write +momentum before +average")
 
     def init(x_P: Tensor, federation: Federation) -> Moving:
@@ -69,8 +69,7 @@ def _through(rule: Any) -> Any:
     """A buffer rule that looks at the method's own server state."""
     if not isinstance(rule, BufferRule):
         return rule
-    return BufferRule(
-        init=rule.init,
+    return rule._replace(
         broadcast=lambda state, moving, ids_S: rule.broadcast(state, moving.server, ids_S),
-        aggregate=lambda state, moving, b_SR, replies: rule.aggregate(state, moving.server, b_SR, replies),
+        aggregate=lambda ask, state, moving, b_SR, replies: rule.aggregate(ask, state, moving.server, b_SR, replies),
     )
