@@ -85,6 +85,16 @@ def test_the_running_sum_is_exact_in_float32_too():
     assert torch.equal(server.total_P, vector(0.0))
 
 
+def test_a_client_that_holds_more_by_now_weighs_more_in_the_memory():
+    """n = (1, 1), Delta = (4, 8): h_bar = 6. Client 0 says 4 again with n = 3: h_bar = (3 * 4 + 8) / 4 = 5."""
+    method = find_method("fedvarp")
+    server = method.init(vector(0.0), federation())
+    server = answer(method, server, {0: (vector(4.0),), 1: (vector(8.0),)})
+    assert_close(server.h_bar_P, vector(6.0))
+    server = answer(method, server, {0: (vector(4.0),)}, sizes=(3, 1))
+    assert_close(server.h_bar_P, vector(5.0))
+
+
 def test_a_server_step_of_zero_is_refused():
     with pytest.raises(ValueError, match="server_lr must be above 0, not 0"):
         find_method("fedvarp:server_lr=0")

@@ -36,15 +36,15 @@ class Server(NamedTuple):
     x_P: Tensor  # global model
     h: AnyRows  # last update of every client seen
     total_P: Tensor  # sum_v n_v h_v, in float64: kept up to date from the clients of the round alone
-    size: float  # sum_v n_v
+    n_N: Tensor  # samples of every client as last reported, float64
 
     @property
     def h_bar_P(self) -> Tensor:
-        return (self.total_P / self.size).to(self.x_P.dtype)
+        return (self.total_P / self.n_N.sum()).to(self.x_P.dtype)
 
 
 def init(x_P: Tensor, federation: Federation) -> Server:
-    return Server(x_P, {}, torch.zeros_like(x_P, dtype=torch.float64), float(federation.sizes_N.sum()))
+    return Server(x_P, {}, torch.zeros_like(x_P, dtype=torch.float64), federation.sizes_N.to(x_P.device))
 
 
 def remembered(server: Server, replies: Replies) -> Tensor:
@@ -53,12 +53,14 @@ def remembered(server: Server, replies: Replies) -> Tensor:
 
 
 def remember(server: Server, replies: Replies) -> Server:
-    """h_u <- Delta_u for the clients that answered."""
-    delta_SP = replies.ups.delta_P
-    change_SP = delta_SP.double() - remembered(server, replies)
+    """h_u <- Delta_u and n_u as it is now, for the clients that answered."""
+    ids_S, delta_SP = replies.ids_S, replies.ups.delta_P
+    n_S = replies.sizes_S.to(server.n_N)
+    old_P = weighted_sum(server.n_N[ids_S], remembered(server, replies).double())
     return server._replace(
-        h=with_rows(server.h, replies.ids_S, delta_SP),
-        total_P=server.total_P + weighted_sum(replies.sizes_S, change_SP),
+        h=with_rows(server.h, ids_S, delta_SP),
+        total_P=server.total_P - old_P + weighted_sum(n_S, delta_SP.double()),
+        n_N=server.n_N.index_copy(0, ids_S, n_S),
     )
 
 
