@@ -58,6 +58,15 @@ def test_running_statistics_travel_only_where_they_are_shared(buffers, by_hand, 
     assert ("buffers_R" in crossed) == (buffers == "averaged")
 
 
+def test_fedncv_averages_models_and_statistics_as_the_sequential_engine_does_with_its_rows_on_disk(
+    by_hand, tools, config
+):
+    config = replace(config, method="fedncv:average=2", model="lenet5", rounds=2, test_share=0.5, rows="disk")
+    state, _ = by_hand(config)
+    assert tools.compare(state, tools.sequential(config)) == "equal"
+    assert not torch.equal(state.server.a_Q, state.server.x_Q)
+
+
 def test_a_client_reads_its_own_folder_and_no_other(by_hand, config):
     """The others' folders are gone, and what it trains on is what the partition gave it."""
     from fedncv.flower.samples import read

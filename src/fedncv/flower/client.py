@@ -3,7 +3,8 @@
     request of a round    down, running statistics; round, counted (see ``own``)
     reply                 up, running statistics: what the method declares, and nothing else
 
-Loss and work of each round stay here, in history.jsonl of the client's folder.
+Loss and work of each round stay here, in history.jsonl of the client's folder, with the score of the model as it came
+to be trained: where a method hands out another one for use, that one is the server's to export.
 """
 
 import math
