@@ -14,7 +14,7 @@ from torch import Tensor
 from fedncv.config import CUSTOM, RunConfig, from_dict
 from fedncv.data import Dataset, load, prior_accuracy
 from fedncv.engine import gradients
-from fedncv.engine.choose import Engine, engine_for, engine_of_some
+from fedncv.engine.choose import Engine, engine_for, engine_of_some, layers
 from fedncv.engine.evaluate import shared_model
 from fedncv.engine.problem import DivergedError, Problem, State, arrivals, build, messages, start
 from fedncv.engine.sequential import one_thread
@@ -180,6 +180,10 @@ class Course:
 
             self._journal = Journal(self.folder, self.problem.config, self.state)
 
+    def trains_in(self, layers: str) -> None:
+        if self._journal is not None:
+            self._journal.trains_in(layers)
+
     def complete(self, state: State, row: Row, seconds: float) -> None:
         """The round that led to ``state`` is over."""
         config = self.problem.config
@@ -233,6 +237,8 @@ def advance_together(courses: list[Course], *, on_round: OnRoundIn | None = None
     """
     live, rounds = list(courses), courses[0].problem.config.rounds
     engine = engine_for([course.problem for course in live])
+    for course, each in zip(live, layers(engine), strict=True):
+        course.trains_in(each)
     try:
         with one_thread():
             if not live[0].rows:

@@ -2,7 +2,7 @@
 
     config.toml         complete and resolved
     metrics.jsonl       one row a round, append-only, without a clock: equal runs give equal bytes
-    timing.jsonl        the clocks
+    timing.jsonl        the clocks, and the layers that each round was trained in
     state.safetensors   the latest checkpoint: written beside, flushed, renamed; no pickle is ever loaded
     rows-*.bin          rows of clients, where they are kept on disk; the checkpoint says which of them are its own
 
@@ -15,6 +15,7 @@ import fcntl
 import json
 import os
 import re
+import sys
 import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -145,16 +146,28 @@ class Journal:
     def __init__(self, folder: Path, config: RunConfig, state: State) -> None:
         hold(folder)
         self._folder, self._config = folder, config
+        self._layers: dict[str, str] = {}  # a federation of real machines does not know them
         self._complete = (state, _size(folder / METRICS))
         self._saved = state  # held, so that the rows of the checkpoint on disk are not replaced
         for path, rows in all_rows(state):
             rows.file.place(folder / _rows_name(path))
 
+    def trains_in(self, layers: str) -> None:
+        """Says so where the run was trained in other layers until now: it has not the bytes of one never stopped."""
+        before = _last_timing(self._folder).get("layers", layers) if self._complete[0].round else layers
+        if before != layers:
+            print(
+                f"{self._folder}: {before} layers until round {self._complete[0].round}, {layers} ones from here on; "
+                "they agree to rounding, not to the last bit",
+                file=sys.stderr,
+            )
+        self._layers = {"layers": layers}
+
     def append(self, state: State, row: dict[str, Any], timing: dict[str, Any]) -> None:
         """The row of the round that led to ``state``."""
         append(self._folder, METRICS, row)
         self._complete = (state, _size(self._folder / METRICS))
-        append(self._folder, TIMING, timing)
+        append(self._folder, TIMING, timing | self._layers)
 
     def checkpoint(self) -> None:
         """Save the latest complete state; the rows it stands for are on the disk before it is."""
@@ -180,6 +193,16 @@ class Journal:
         """Keep what is good, and say in the metrics why there is no more; resuming cuts that line off."""
         self.checkpoint()
         append(self._folder, METRICS, {"round": self._complete[0].round + 1, "failed": reason})
+
+
+def _last_timing(folder: Path) -> dict[str, Any]:
+    """The clocks' latest whole row; empty where they are lost."""
+    path = folder / TIMING
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    try:
+        return dict(json.loads(lines[-1])) if lines else {}
+    except (ValueError, TypeError):
+        return {}
 
 
 def _rows_name(path: str) -> str:

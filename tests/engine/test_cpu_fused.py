@@ -1,6 +1,7 @@
 """Compiled layers on the CPU: the numbers of torch's own for any shape, and torch's own wherever they do not fit."""
 
 import copy
+import json
 import os
 import shutil
 from pathlib import Path
@@ -22,6 +23,7 @@ from fedncv.engine.processes import ProcessesEngine, can_fork
 from fedncv.engine.sequential import run_round
 from fedncv.methods import METHODS
 from fedncv.models import LeNet5
+from fedncv.simulate import resume, simulate
 
 needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler here")
 SIZES = [  # samples, channels in, height, width, channels out, rows and columns of a filter
@@ -200,7 +202,7 @@ def study(method="fedavg", *, model=LeNet5, seed=0, **settings):
 
 
 def has_compiled(problem):
-    return any(isinstance(part, FusedConv) for part in problem.model._module.modules())
+    return problem.model.holds(FusedConv)
 
 
 @needs_compiler
@@ -279,6 +281,28 @@ def test_by_name_compiled_layers_run_in_one_process_or_several_and_others_never_
         assert has_compiled(engine.problems[0]) == (name == "compiled")
         assert isinstance(engine, SequentialEngine) == (name == "sequential" or not can_fork())
         engine.close()
+
+
+@needs_compiler
+def test_a_run_that_goes_on_in_other_layers_says_so_and_its_clocks_know_which(tmp_path, monkeypatch, capsys):
+    """Three rounds: the first with a compiler, the others on a machine without one."""
+
+    def stop(row):
+        if row["round"] == 1:
+            raise KeyboardInterrupt
+
+    given = {"data": study().dataset, "model": LeNet5}
+    settings = {"clients": 3, "per_round": 2, "rounds": 3, "epochs": 1, "engine": "compiled"}
+    with pytest.raises(KeyboardInterrupt):
+        simulate(**given, **settings, out=tmp_path / "run", on_round=stop)
+    assert not capsys.readouterr().err
+    monkeypatch.setattr("fedncv.engine.cpu_fused.library", lambda _: None)
+    resume(tmp_path / "run", **given)
+    assert "run: compiled layers until round 1, torch's ones from here on; they agree to rounding" in (
+        capsys.readouterr().err
+    )
+    clocks = [json.loads(line) for line in (tmp_path / "run" / "timing.jsonl").read_text().splitlines()]
+    assert [row["layers"] for row in clocks] == ["compiled", "compiled", "torch's", "torch's"]
 
 
 # ---- the compiler --------------------------------------------------------------------------------------

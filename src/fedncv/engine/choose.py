@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from fedncv.config import RunConfig
 from fedncv.engine import evaluate
-from fedncv.engine.cpu_fused import fused
+from fedncv.engine.cpu_fused import FusedConv, fused
 from fedncv.engine.gradients import Gradients, of_run
 from fedncv.engine.problem import DivergedError, Problem, Settled, State
 from fedncv.engine.processes import ProcessesEngine, can_fork, num_cores
@@ -118,6 +118,12 @@ def _worth_compiling(problem: Problem) -> bool:
     share = (1 - config.test_share) * config.per_round / problem.federation.num_clients
     samples = len(problem.dataset.x) * share * config.epochs * max(1, config.rounds)
     return samples * problem.model.layout.num_parameters > WORTH_FORKING
+
+
+def layers(engine: Engine) -> list[str]:
+    """Whose layers each run trains in: with the machine and torch's version they decide a number's last digits."""
+    others = "stacked" if hasattr(engine, "only") else "torch's"
+    return ["compiled" if problem.model.holds(FusedConv) else others for problem in engine.problems]
 
 
 def engine_of_some(engine: Engine, problems: Sequence[Problem], runs: Sequence[int]) -> Engine:
