@@ -11,13 +11,16 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedncv
 
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from safetensors.torch import load_file
 
+from fedncv.cli import main
 from fedncv.engine.problem import build
 from fedncv.flower import server
 from fedncv.flower.rules import Rules
 from fedncv.flower.wire import ARRAYS, ASK, STYPE
 from fedncv.methods import METHODS, find_method
 from fedncv.results import read_rows
+from fedncv.simulate import export
 
 ROUNDS = 3
 
@@ -65,6 +68,20 @@ def test_fedncv_averages_models_and_statistics_as_the_sequential_engine_does_wit
     state, _ = by_hand(config)
     assert tools.compare(state, tools.sequential(config)) == "equal"
     assert not torch.equal(state.server.a_Q, state.server.x_Q)
+
+
+def test_the_shared_model_is_exported_from_the_server_s_folder(by_hand, tools, config, capsys):
+    """Without the data, which are not there, and without what a client adds to it."""
+    by_hand(replace(config, rounds=0))
+    config = replace(config, method="fedncv:average=2", model="lenet5", rounds=2)
+    by_hand(replace(config, data="custom"), name="real")
+    run = by_hand.folder / "server" / "runs" / "real"
+    assert main(["export", str(run)]) == 0
+    found, expected = load_file(run / "model.safetensors"), export(build(config), tools.sequential(config))
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    assert main(["export", str(run), "--client", "1"]) == 2
+    assert "stays with it" in capsys.readouterr().err
 
 
 def test_a_client_reads_its_own_folder_and_no_other(by_hand, config):

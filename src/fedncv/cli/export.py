@@ -9,8 +9,8 @@ from safetensors.torch import save
 
 from fedncv import store
 from fedncv.cli.arguments import parse
-from fedncv.engine.problem import build
-from fedncv.results import MODEL, read_config
+from fedncv.engine.problem import Problem, build
+from fedncv.results import MODEL, read_config, read_rows
 from fedncv.simulate import export
 
 
@@ -32,9 +32,9 @@ class Arguments:
 def main(argv: list[str]) -> int:
     arguments = parse(Arguments, argv, command="export")
     folder = Path(arguments.run)
-    problem = build(replace(read_config(folder), device="cpu"))
-    state = store.read_state(folder, problem)
     client = None if arguments.client == -1 else arguments.client
+    problem = _problem(folder, client)
+    state = store.read_state(folder, problem)
     tensors = export(problem, state, client)
     path = Path(arguments.to or folder / MODEL)
     store.write_atomically(path, save(tensors), name="export")
@@ -42,3 +42,17 @@ def main(argv: list[str]) -> int:
     whose = "the shared model" if client is None else f"client {client}'s model"
     print(f"{path}: {whose} after round {state.round}, {len(tensors)} tensors, {count:,} numbers")
     return 0
+
+
+def _problem(folder: Path, client: int | None) -> Problem:
+    """The run's problem; of a federation's run, which says how many samples its clients have, the server's half."""
+    config = replace(read_config(folder), device="cpu")
+    sizes = next(iter(read_rows(folder)), {}).get("sizes")
+    if sizes is None:
+        return build(config)
+    if client is not None:
+        raise ValueError(f"{folder} is a federation's run: what client {client} adds to the shared model stays with it")
+    from fedncv.flower.folder import read_form
+    from fedncv.flower.halves import server_problem
+
+    return server_problem(config, read_form(folder.resolve().parent.parent), sizes)
