@@ -9,7 +9,7 @@ import pytest
 from fedncv.config import Settings
 from fedncv.data import DATASETS
 from fedncv.methods import METHODS
-from fedncv.studies import FIG3, STUDIES, TABLE1, present
+from fedncv.studies import FIG3, STUDIES, TABLE1, cost, present
 from fedncv.studies.cost import expected_samples, measured_samples
 from fedncv.studies.study import FILE, Study, Tuning, extend, read_study, to_toml
 from fedncv.studies.tuning import choose
@@ -156,3 +156,20 @@ def test_variants_are_columns_of_their_own_and_survive_the_file(study, tmp_path)
         extend(study, replace(study, variants={}), where=tmp_path)
     with pytest.raises(ValueError, match="leave --clients at one number"):
         replace(study, clients=(10, 20)).check()
+
+
+def test_every_variant_has_a_line_of_its_own_in_the_costs_with_its_tuning(study, monkeypatch):
+    """Two methods on two variants, two seeds and a trial each of three learning rates: four lines of five runs."""
+    monkeypatch.setattr(cost, "calibrate", lambda configs: cost.Cost(len(configs), None, None))
+    varied = replace(
+        study,
+        settings=replace(study.settings, probe="every=1"),
+        datasets=("digits",),
+        methods=("fedavg", "fedper"),
+        seeds=(0, 1),
+        variants={"iid": {"partition": "iid"}, "few": {"per_round": 1}},
+        tuning=Tuning(seeds=(1000,)),
+    )
+    trials = [c for key in varied.untuned() for lr in varied.tuning.grid for c in varied.tuning_cells(*key, lr)]
+    lines = cost.costs(varied.cells() + trials)
+    assert [line[:3] for line in lines] == [(f"digits/{v}", m, 5) for v in ("iid", "few") for m in varied.methods]

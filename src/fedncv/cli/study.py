@@ -192,17 +192,17 @@ def _dry_run(study: Study, out: Path) -> int:
     lines = costs(cells + trials)
     print(f"{study.title}: {len(cells)} runs, {len(trials)} for tuning; {len(done)} of them begun or done")
     table = Table()
-    for heading in ("dataset", "method", "runs", "samples", "bytes", "time"):
-        table.add_column(heading, justify="left" if heading in ("dataset", "method") else "right")
-    for data, method, runs, cost, _ in lines:
-        table.add_row(data, method, str(runs), *_totals([(runs, cost.samples, cost.bytes, cost.seconds)]))
+    for heading in ("column", "method", "runs", "samples", "bytes", "time"):
+        table.add_column(heading, justify="left" if heading in ("column", "method") else "right")
+    for column, method, runs, cost, _ in lines:
+        table.add_row(column, method, str(runs), *_totals([(runs, cost.samples, cost.bytes, cost.seconds)]))
     table.add_section()
     total = [(runs, cost.samples, cost.bytes, cost.seconds) for _, _, runs, cost, _ in lines]
     table.add_row("in all", "", str(len(cells) + len(trials)), *_totals(total))
     console = Console() if Console().is_terminal else Console(width=140)
     console.print(table)
     print("time: from one round of each method on this machine, its seeds together; measuring comes on top")
-    for why in dict.fromkeys(f"{data}: {why}" for data, _, _, _, why in lines if why):
+    for why in dict.fromkeys(f"{column}: {why}" for column, _, _, _, why in lines if why):
         print(f"unknown: {why}")
     return 0
 

@@ -65,18 +65,21 @@ def _round(engine: Engine, states: list[State]) -> tuple[list[State], list[dict[
 
 
 def costs(cells: list[Cell]) -> list[tuple[str, str, int, Cost, str]]:
-    """(dataset, method, runs, cost of one, why something is unknown), a line a column and method."""
-    groups: dict[RunConfig, list[RunConfig]] = {}
+    """(column, method, runs, cost of one, why something is unknown), a line a column and method.
+
+    Runs that only tune count with the column they tune.
+    """
+    groups: dict[RunConfig, list[Cell]] = {}
     for cell in cells:
-        alike = replace(cell.config, seed=0, lr=1.0, eval_every=0, after_every=0)  # none of these changes a round
-        groups.setdefault(alike, []).append(cell.config)
+        alike = replace(cell.config, seed=0, lr=1.0, eval_every=0, after_every=0, probe="")  # a round is the same
+        groups.setdefault(alike, []).append(cell)
     lines = []
-    for group in groups.values():
-        config, why = group[0], ""
+    for first, *others in groups.values():
+        config, why = first.config, ""
+        group = [config, *(cell.config for cell in others)]
         try:
             cost = calibrate([each for each in group if replace(each, seed=0) == replace(config, seed=0)])
         except (ValueError, ArithmeticError, OSError) as error:  # no data here, no GPU here, diverged
             cost, why = Cost(expected_samples(config), None, None), str(error)
-        name = config.data if config.clients == 100 else f"{config.data}, {config.clients} clients"
-        lines.append((name, config.method, len(group), cost, why))
+        lines.append((first.folder.parent.as_posix(), config.method, len(group), cost, why))
     return lines
