@@ -95,7 +95,9 @@ def test_regression_is_learned():
         data=data, model=lambda _s, outputs: nn.Linear(2, outputs), task="regression", partition="iid",
         clients=5, per_round=5, rounds=60, epochs=5, lr=0.05,
     )  # fmt: skip
-    assert result.last["before"] > -1e-4  # the score is minus the squared error
+    assert result.last["before"] > -1e-4
+    assert result.rows[0]["score_name"] == "minus squared error"
+    assert "label_prior" not in result.last
     weights = result.state_dict()
     assert weights["weight"].flatten().tolist() == pytest.approx([2, -1], abs=0.02)
     assert weights["bias"].tolist() == pytest.approx([1], abs=0.05)

@@ -12,7 +12,7 @@ STYLES = ["-", "--", "-.", ":"]
 
 
 def curves(folders: list[Path], path: Path) -> Path:
-    """Accuracy before local training against rounds, mean over seeds with the range shaded; and after it."""
+    """The score before local training against rounds, mean over seeds with the range shaded; and after it."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -20,9 +20,10 @@ def curves(folders: list[Path], path: Path) -> Path:
     from matplotlib.ticker import MaxNLocator
 
     runs = [read_run(folder) for folder in folders]
+    score = runs[0].score
     figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
     for i, (method, group) in enumerate(by_method(runs).items()):
-        measured = {t: 100 * np.array(values) for t, values in points(group, "before").items()}
+        measured = {t: score.scale * np.array(values) for t, values in points(group, "before").items()}
         if not measured:
             continue
         rounds = list(measured)
@@ -30,10 +31,10 @@ def curves(folders: list[Path], path: Path) -> Path:
         mean, low, high = ([f(values) for values in measured.values()] for f in (np.mean, np.min, np.max))
         axes.plot(rounds, mean, style, color=colour, label=method)
         axes.fill_between(rounds, low, high, color=colour, alpha=0.15)
-        after = [100 * run.last("after") for run in group if run.last("after") is not None]
+        after = [score.scale * run.last("after") for run in group if run.last("after") is not None]
         if after:
             axes.plot(rounds[-1], np.mean(after), "o", color=colour, markerfacecolor="none")
-    priors = [100 * run.last("label_prior") for run in runs if run.last("label_prior") is not None]
+    priors = [score.scale * run.last("label_prior") for run in runs if run.last("label_prior") is not None]
     if priors:
         axes.axhline(
             float(np.mean(priors)), color="grey", linewidth=1, linestyle=(0, (1, 3)), label="label prior alone"
@@ -42,7 +43,7 @@ def curves(folders: list[Path], path: Path) -> Path:
     axes.set_title(f"{config.data}, {config.clients} clients, {config.partition}", loc="left")
     axes.set_xlabel("round")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_ylabel("accuracy before local training, %   (o after it)")
+    axes.set_ylabel(f"{score.axis}, before local training   (o after it)")
     axes.grid(alpha=0.3)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))

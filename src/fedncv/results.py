@@ -5,12 +5,39 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedncv.config import RunConfig, from_dict, read_toml
+from fedncv.tasks import ACCURACY
 
 CONFIG, METRICS, TIMING, STATE = "config.toml", "metrics.jsonl", "timing.jsonl", "state.safetensors"
 LOCK = ".lock"  # held by the process that trains the run
 MODEL = "model.safetensors"  # where `fedncv export` puts it
 
 Points = dict[int, list[float]]  # round -> the values of the seeds
+
+
+class Score(NamedTuple):
+    """What "before" and "after" are, and how they are shown: scale times the number, and the unit behind it."""
+
+    name: str
+    scale: int
+    unit: str
+
+    def show(self, value: float, digits: int) -> str:
+        """
+        >>> PERCENT.show(0.1234, 1), Score("minus squared error", 1, "").show(-0.1234, 1)
+        ('12.3', '-0.1234')
+        """
+        return self.written(self.scale * value, digits)
+
+    def written(self, scaled: float, digits: int) -> str:
+        """A number that was multiplied with the scale already."""
+        return f"{scaled:.{digits}f}" if self.unit else f"{scaled:.4g}"
+
+    @property
+    def axis(self) -> str:
+        return f"{self.name},{self.unit}" if self.unit else self.name
+
+
+PERCENT = Score(ACCURACY, 100, " %")
 
 
 class Run(NamedTuple):
@@ -30,6 +57,11 @@ class Run(NamedTuple):
             return "failed"
         finished = bool(self.rows) and self.rounds == self.config.rounds
         return "finished" if finished else "unfinished"
+
+    @property
+    def score(self) -> "Score":
+        name = self.last("score_name") or PERCENT.name
+        return PERCENT if name == PERCENT.name else Score(name, 1, "")
 
     def last(self, name: str) -> Any:
         """The latest value of a metric, or None."""

@@ -23,7 +23,7 @@ from fedncv.methods.base import Method
 from fedncv.observatory import at_model
 from fedncv.observatory.probe import find_probe
 from fedncv.results import read_config, read_rows
-from fedncv.tasks import Task
+from fedncv.tasks import ACCURACY, Task
 
 Row = dict[str, Any]
 OnRound = Callable[[Row], None]
@@ -242,7 +242,7 @@ def advance_together(courses: list[Course], *, on_round: OnRoundIn | None = None
     try:
         with one_thread():
             if not live[0].rows:
-                rows = [{"round": 0} | prior(course.problem) for course in live]
+                rows = [{"round": 0} | floor(course.problem) for course in live]
                 _complete(engine, live, [course.state for course in live], rows, time.perf_counter(), on_round)
                 engine, live = _without_failed(engine, live)
             while live and live[0].state.round < rounds:
@@ -330,8 +330,10 @@ def measure(engine: Engine, config: RunConfig, states: list[State]) -> list[Row]
     return rows
 
 
-def prior(problem: Problem) -> Row:
-    """What a client reaches by always naming its majority class: the floor under every method."""
+def floor(problem: Problem) -> Row:
+    """What a client reaches by always naming its majority class; where the score is no accuracy, what it is called."""
+    if problem.task.score_name != ACCURACY:
+        return {"score_name": problem.task.score_name}
     labels = problem.dataset.y
     if labels.is_floating_point() or labels.dim() != 1:
         return {}

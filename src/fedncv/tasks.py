@@ -9,6 +9,8 @@ from torch import Tensor
 from fedncv.models import import_object
 from fedncv.spec import nearest
 
+ACCURACY = "accuracy"  # the one score that is shown in per cent, and that the label prior can be held against
+
 
 class Task(NamedTuple):
     """Outputs have a row per sample, so do targets; both functions return one number a row."""
@@ -34,7 +36,7 @@ TASKS: dict[str, Task] = {
     "classification": Task(
         loss=lambda outputs, targets: _per_row(F.cross_entropy(outputs, targets, reduction="none")),
         score=_accuracy,
-        score_name="accuracy",
+        score_name=ACCURACY,
     ),
     "regression": Task(
         loss=_squared_error,

@@ -125,6 +125,10 @@ MISTAKES = [
     (["run", "--config", "nowhere.toml"], "cannot read nowhere.toml: No such file"),
     (["run", "--method", "fedavg", "fedper+momentum"], "needs a model that all clients share"),
     (["run", "--device", "toaster"], "unknown device 'toaster'"),
+    (
+        ["run", "--task", "regression"],
+        "cannot compare outputs of shape (2, 10) with targets of shape (2,)",
+    ),
     (["run", "--method", "fedavg", "fedavg"], "named twice"),
     (["run", "--seeds"], "at least one"),
     (["show", "nowhere"], "there is no folder nowhere"),

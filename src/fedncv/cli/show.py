@@ -29,7 +29,7 @@ def main(argv: list[str]) -> int:
 
 
 def curve(runs: list[Run]) -> str:
-    """Accuracy before local training against rounds, a letter for each method (mean over seeds)."""
+    """The score before local training against rounds, a letter for each method (mean over seeds)."""
     lines = {}
     for method, group in by_method(runs).items():
         if measured := points(group, "before"):
@@ -46,7 +46,7 @@ def curve(runs: list[Run]) -> str:
         for t, value in line.items():
             y, x = round((high - value) / span * HEIGHT), round(t / last * WIDTH)
             grid[y][x] = "*" if grid[y][x] != " " else letters[number % 26]
-    text = ["", "before, mean over seeds (* where curves meet)"]
+    text = ["", f"{runs[0].score.name} before, mean over seeds (* where curves meet)"]
     for i, cells in enumerate(grid):
         text.append(f"{high - i / HEIGHT * span:7.3f} |{''.join(cells)}".rstrip())
     text.append(f"{'':8}+{'-' * WIDTH}")

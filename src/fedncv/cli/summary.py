@@ -8,15 +8,16 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from fedncv.results import Run, by_method, read_run
+from fedncv.results import Run, Score, by_method, read_run
 
+SCORES = ("before", "after", "before_client_mean", "before_worst_decile")
 WIDE = 120  # characters; a narrower terminal is spared the columns that can be spared
 SPARED = ("before_client_mean", "gradients")
 COLUMNS = {
-    "before": "before %",
-    "after": "after %",
-    "before_client_mean": "client mean %",
-    "before_worst_decile": "worst decile %",
+    "before": "before",
+    "after": "after",
+    "before_client_mean": "client mean",
+    "before_worst_decile": "worst decile",
     "samples": "samples",
     "gradients": "gradients",
     "bytes_down": "down",
@@ -33,16 +34,19 @@ def print_table(folders: list[Path]) -> None:
     table = Table(title=_title(runs), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("method", overflow="fold")
     table.add_column("seeds", justify="right")
-    for heading in columns.values():
-        table.add_column(heading, justify="right", no_wrap=not heading.endswith("%"))
+    for name, heading in columns.items():
+        unit = runs[0].score.unit if name in SCORES else ""
+        table.add_column(heading + unit, justify="right", no_wrap=name not in SCORES)
     for method, group in by_method(finished).items():
-        cells = [_cell(name, [run.last(name) for run in group]) for name in columns]
+        cells = [_cell(name, [run.last(name) for run in group], runs[0].score) for name in columns]
         table.add_row(method, str(len(group)), *cells)
     priors = {run.config.seed: run.last("label_prior") for run in finished}
     known = [prior for prior in priors.values() if prior is not None]
     if known:
         table.add_section()
-        table.add_row("label prior alone", str(len(known)), _cell("before", known), *[""] * (len(columns) - 1))
+        table.add_row(
+            "label prior alone", str(len(known)), _cell("before", known, runs[0].score), *[""] * (len(columns) - 1)
+        )
     if finished:
         console.print(table)
     for run in runs:
@@ -53,14 +57,15 @@ def print_table(folders: list[Path]) -> None:
 
 
 def _title(runs: list[Run]) -> str:
-    config = runs[0].config
+    config, score = runs[0].config, runs[0].score
+    what = "" if score.unit else f"{score.name}, "
     return (
         f"{config.data}, {config.clients} clients, {config.partition}, {config.rounds} rounds of "
-        f"{config.per_round}, {config.epochs} local epochs (mean ± deviation over seeds)"
+        f"{config.per_round}, {config.epochs} local epochs ({what}mean ± deviation over seeds)"
     )
 
 
-def _cell(name: str, values: list[Any]) -> str:
+def _cell(name: str, values: list[Any], score: Score) -> str:
     numbers = [value for value in values if value is not None]
     if not numbers:
         return "–"
@@ -69,8 +74,8 @@ def _cell(name: str, values: list[Any]) -> str:
         return _bytes(mean)
     if name in ("samples", "gradients"):
         return f"{mean:,.0f}"
-    spread = f" ± {100 * float(np.std(numbers, ddof=1)):.1f}" if len(numbers) > 1 else ""
-    return f"{100 * mean:.1f}{spread}"
+    spread = f" ± {score.show(float(np.std(numbers, ddof=1)), 1)}" if len(numbers) > 1 else ""
+    return score.show(mean, 1) + spread
 
 
 def _bytes(number: float) -> str:

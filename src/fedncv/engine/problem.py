@@ -148,6 +148,8 @@ def build(
     dataset = dataset._replace(x=dataset.x.to(device), y=dataset.y.to(device))
     example = dataset.inputs(torch.arange(min(2, len(dataset.x))), dtype)
     made = Model(model or find_model(config.model), example, dataset.num_classes, config.seed)
+    task = task or find_task(config.task)
+    _try_loss(config.task, task, made, example, dataset.y[: len(example)])
     sizes = clients.sizes.astype(np.float64)
     federation = Federation(
         num_clients=num_clients,
@@ -173,13 +175,25 @@ def build(
         dataset,
         clients,
         made,
-        task or find_task(config.task),
+        task,
         method,
         federation,
         rates_N,
         _inclusion(config, sizes, rates_N),
         stream,
     )
+
+
+def _try_loss(name: str, task: Task, model: Model, example: Tensor, targets: Tensor) -> None:
+    """ValueError where the task cannot compare what the model says with what the dataset holds."""
+    outputs = model.forward(model.start_P, model.start_R, example, mode="eval")[0].logits_BC
+    try:
+        task.loss(outputs, targets)
+    except (RuntimeError, IndexError) as error:
+        raise ValueError(
+            f"task {name!r} cannot compare outputs of shape {tuple(outputs.shape)} with targets of shape "
+            f"{tuple(targets.shape)}, {targets.dtype} ({str(error).splitlines()[0]}); choose a task for these data"
+        ) from None
 
 
 def _inclusion(

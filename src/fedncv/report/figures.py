@@ -39,54 +39,57 @@ def look(results: Results, method: str) -> dict[str, Any]:
 
 
 def curves(results: Results) -> Any:
-    """Accuracy before local training against rounds, a panel a column, as in Figs. 1 and 3."""
+    """The score before local training against rounds, a panel a column, as in Figs. 1 and 3."""
     columns = [column for column in results.columns if "before" in series.curves(column)]
     if not columns:
         return None
     figure, panels = _panels(len(columns), height=3.1)
+    by = results.score.scale
     for panel, column in zip(panels, columns, strict=False):
         for method, points in series.curves(column)["before"].items():
             rounds = [p.round for p in points]
             style = look(results, method)
-            panel.plot(rounds, [100 * p.mean for p in points], label=names.method(method), gid=method, **style)
+            panel.plot(rounds, [by * p.mean for p in points], label=names.method(method), gid=method, **style)
             if len(results.methods) <= 8 and points and points[-1].num_seeds >= 5:
-                low, high = [100 * (p.low or 0.0) for p in points], [100 * (p.high or 0.0) for p in points]
+                low, high = [by * (p.low or 0.0) for p in points], [by * (p.high or 0.0) for p in points]
                 panel.fill_between(rounds, low, high, color=style["color"], alpha=0.12, linewidth=0)
         prior = column.prior()
         if prior is not None:
             panel.axhline(100 * prior, color="grey", linewidth=1, linestyle=(0, (1, 3)), label="label prior alone")
         panel.set_title(column.title, loc="left")
         panel.set_xlabel("round")
-        panel.set_ylabel("accuracy before, %")
-        top = panel.get_ylim()[1]
-        panel.set_ylim(max(0, panel.get_ylim()[0]), min(100.5, top))
+        panel.set_ylabel(f"before: {results.score.axis}")
+        if results.score.unit:
+            low, high = panel.get_ylim()
+            panel.set_ylim(max(0, low), min(100.5, high))
         panel.grid(alpha=0.25)
     _legend(figure, panels)
     return figure
 
 
 def clients(results: Results) -> Any:
-    """Spread of single clients' accuracy before local training at the end."""
+    """Spread of single clients' scores before local training at the end."""
     columns = [column for column in results.columns if "before" in series.clients(column)]
     if not columns:
         return None
     figure, panels = _panels(len(columns), height=0.9 + 0.22 * len(results.methods))
     for panel, column in zip(panels, columns, strict=False):
-        found = series.clients(column)["before"]
+        found, by = series.clients(column)["before"], results.score.scale
         for i, (method, (q05, q25, q50, q75, q95)) in enumerate(found.items()):
             colour = look(results, method)["color"]
-            panel.barh(-i, 100 * (q95 - q05), left=100 * q05, height=0.2, color=colour, alpha=0.4)
-            panel.barh(-i, 100 * (q75 - q25), left=100 * q25, height=0.6, color=colour, alpha=0.6)
-            panel.plot([100 * q50] * 2, [-i - 0.38, -i + 0.38], color="black", linewidth=2)
+            panel.barh(-i, by * (q95 - q05), left=by * q05, height=0.2, color=colour, alpha=0.4)
+            panel.barh(-i, by * (q75 - q25), left=by * q25, height=0.6, color=colour, alpha=0.6)
+            panel.plot([by * q50] * 2, [-i - 0.38, -i + 0.38], color="black", linewidth=2)
         panel.set_yticks([-i for i in range(len(found))], [names.method(method) for method in found])
-        panel.set_xlim(0, 100)
-        panel.set_xlabel("accuracy of single clients before, %")
+        if results.score.unit:
+            panel.set_xlim(0, 100)
+        panel.set_xlabel(f"single clients before: {results.score.axis}")
         panel.set_title(column.title, loc="left")
     return figure
 
 
 def scale(results: Results) -> Any:
-    """Accuracy at the end against the number of clients, before and after, as in Fig. 2."""
+    """The score at the end against the number of clients, before and after, as in Fig. 2."""
     found = series.over_clients(results)
     if not found:
         return None
@@ -94,12 +97,12 @@ def scale(results: Results) -> Any:
     cells = [(data, metric) for data in found for metric in ("before", "after")]
     for panel, (data, metric) in zip(panels, cells, strict=False):
         for method, points in found[data].get(metric, {}).items():
-            values = [100 * point.mean for _, point in points]
+            values = [results.score.scale * point.mean for _, point in points]
             style = look(results, method)
             panel.plot([n for n, _ in points], values, marker="o", label=names.method(method), gid=method, **style)
         panel.set_title(f"{names.dataset(data)}, {metric}", loc="left")
         panel.set_xlabel("clients")
-        panel.set_ylabel("accuracy, %")
+        panel.set_ylabel(results.score.axis)
         panel.grid(alpha=0.25)
     _legend(figure, panels)
     return figure

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from fedncv.config import RunConfig, read_toml
 from fedncv.report import names
-from fedncv.results import CONFIG, TIMING, Run, read_config, read_rows
+from fedncv.results import CONFIG, PERCENT, TIMING, Run, Score, read_config, read_rows
 from fedncv.studies.study import FILE, NEUTRAL, TUNING, Study, read_study
 
 DEPTH = 4  # folders below the one that was named
@@ -74,6 +74,12 @@ class Results(NamedTuple):
     @property
     def num_finished(self) -> int:
         return sum(len(runs) for column in self.columns for runs in column.runs.values())
+
+    @property
+    def score(self) -> Score:
+        """What is compared; all runs are of one task."""
+        scores = (run.score for column in self.columns for runs in column.runs.values() for run in runs)
+        return next(scores, PERCENT)
 
     @property
     def protocol(self) -> RunConfig:

@@ -50,8 +50,8 @@ function chart(root, groups) {
   }
   const metricsOf = (group) => Object.keys(groups[group].metrics);
   if (groups.length > 1) choose("Dataset", groups.map((g, i) => [i, g.title]), (v) => { state.group = +v; fillMetrics(); });
-  const metricSelect = choose("Accuracy", [], (v) => { state.metric = v; });
-  if (root.dataset.kind !== "accuracy") metricSelect.parentNode.firstChild.textContent = "Measured ";
+  const metricSelect = choose(data.score[0].toUpperCase() + data.score.slice(1), [], (v) => { state.metric = v; });
+  if (root.dataset.kind !== "score") metricSelect.parentNode.firstChild.textContent = "Measured ";
   function fillMetrics() {
     metricSelect.replaceChildren();
     metricsOf(state.group).forEach((m) => make("option", { value: m }, metricSelect, data.metrics[m] || m));
@@ -77,11 +77,12 @@ function chart(root, groups) {
   // From the best at the end down: the legend's order.
   function lines() {
     const found = Object.entries(groups[state.group].metrics[state.metric] || {});
-    const better = percent() ? 1 : -1;
+    const better = costs() ? -1 : 1;
     return found.map(([method, points]) => ({ method, points, index: data.methods.findIndex((m) => m.id === method) }))
       .sort((a, b) => better * (b.points.at(-1)[MEAN] - a.points.at(-1)[MEAN]));
   }
-  const percent = () => !/^(loss|variance)/.test(state.metric || "");
+  const costs = () => /^(loss|variance)/.test(state.metric || "");
+  const percent = () => data.percent && !costs();
   const show = (v) => (percent() ? (100 * v).toFixed(1) + " %" : String(+v.toPrecision(4)));
 
   function draw() {
@@ -90,7 +91,7 @@ function chart(root, groups) {
     const everyone = lines(), visible = everyone.filter((l) => !state.off.has(l.method));
     const [column, axisName, unit] = X[state.x];
     const xs = visible.flatMap((l) => l.points.map((p) => p[column]));
-    const floor = percent() && root.dataset.kind === "accuracy" ? groups[state.group].floor : null;
+    const floor = percent() && root.dataset.kind === "score" ? groups[state.group].floor : null;
     const ys = visible.flatMap((l) => l.points.map((p) => p[MEAN])).concat(floor === null ? [] : [floor]);
     let [x0, x1] = xs.length ? [Math.min(...xs), Math.max(...xs)] : [0, 1];
     let [y0, y1] = ys.length ? [Math.min(...ys), Math.max(...ys)] : [0, 1];

@@ -16,13 +16,16 @@ HERE = Path(__file__).parent
 
 def page(results: Results, table: MainTable, claims: list[Claim], *, target: float | None = None) -> str:
     data = chart_data(results)
+    score, called = results.score, results.score.name.capitalize()
     parts = [
         ("verdict", "Verdict", "", sections.verdict(results, table, claims) + sections.missing(results)),
-        ("table", "Results", TABLE_WORDS, sections.main_table(table) + sections.standings(table)),
-        ("curves", "Curves", CURVE_WORDS, _chart("curves", "round samples bytes", "accuracy")
+        ("table", "Results", f"{score.axis.capitalize()}{TABLE_WORDS}",
+         sections.main_table(table) + sections.standings(table)),
+        ("curves", "Curves", CURVE_WORDS, _chart("curves", "round samples bytes", "score")
          if data["curves"] else ""),
-        ("scale", "More clients", SCALE_WORDS, _chart("scale", "clients", "accuracy") if data["scale"] else ""),
-        ("clients", "Clients", CLIENT_WORDS, sections.clients(results)),
+        ("scale", "More clients", f"{called}{SCALE_WORDS}",
+         _chart("scale", "clients", "score") if data["scale"] else ""),
+        ("clients", "Clients", f"{called}{CLIENT_WORDS}", sections.clients(results)),
         ("partition", "Partition", "", sections.partitions(results)),
         ("variance", "Variance", VARIANCE_WORDS, variance.section(results) + _chart("variance", "round samples bytes",
          "variance") if data["variance"] else ""),
@@ -88,6 +91,8 @@ def chart_data(results: Results) -> dict[str, Any]:
     ordered = sorted(results.methods, key=lambda method: method != OURS)  # FedNCV has the first colour
     return {
         "ours": OURS,
+        "score": results.score.name,
+        "percent": bool(results.score.unit),
         "methods": [{"id": method, "label": names.method(method)} for method in ordered],
         "metrics": {metric: names.metric(metric) for metric in sorted(wanted)},
         "curves": accuracy,
@@ -112,7 +117,7 @@ def _rounded(point: series.Point) -> list[float | int | None]:
 
 
 TABLE_WORDS = (
-    "Accuracy over all clients' own test samples, %, mean ± deviation over seeds; beneath it the paper's value. "
+    ", over all clients' own test samples, mean ± deviation over seeds; beneath it the paper's value. "
     "<b>Bold</b>: best mean. <u>Underlined</u>: second. ★: first beyond doubt, as every paired 95 % interval against "
     "every other method is above zero. The headings sort."
 )
@@ -120,9 +125,9 @@ CURVE_WORDS = (
     "Mean over seeds. Press a name to hide or show its line, rest on it to single it out with its 95 % interval; "
     "move over the chart, or use the arrow keys, to read values."
 )
-SCALE_WORDS = "Accuracy at the end of runs with more and more clients, each with less data of its own."
+SCALE_WORDS = " at the end of runs with more and more clients, each with less data of its own."
 CLIENT_WORDS = (
-    "Accuracy of single clients at the end, over all seeds: the line is the median client, the box the middle half, "
+    " of single clients at the end, over all seeds: the line is the median client, the box the middle half, "
     "the thin bar from the 5th to the 95th percentile."
 )
 VARIANCE_WORDS = (

@@ -15,6 +15,7 @@ from fedncv.report import names, series
 from fedncv.report.gather import Column, Results, command
 from fedncv.report.table import METRICS, Entry, MainTable
 from fedncv.report.verdict import AGREES, DIFFERS, PARTLY, Claim, headline
+from fedncv.results import Score
 from fedncv.studies.study import NEUTRAL
 
 Indices = NDArray[np.int64]
@@ -78,7 +79,9 @@ def main_table(table: MainTable) -> str:
         heads += f'<th data-column="{at}" aria-sort="none" class="edge"><button type="button">rank</button></th>'
     rows = []
     for method in table.methods:
-        cells = "".join(_cell(table.entries[column.name, metric, method], metric) for column, metric in table.keys)
+        cells = "".join(
+            _cell(table.entries[column.name, metric, method], metric, table.score) for column, metric in table.keys
+        )
         if ranked:
             rank = table.ranks.get(method)
             cells += f'<td class="edge" data-value="{rank or ""}">{"–" if rank is None else f"{rank:.2f}"}</td>'
@@ -98,7 +101,7 @@ def main_table(table: MainTable) -> str:
     )
 
 
-def _cell(entry: Entry, metric: str) -> str:
+def _cell(entry: Entry, metric: str, score: Score) -> str:
     edge = "edge" if metric == METRICS[0] else ""
     short = f'<span class="short">{entry.missing} missing</span>' if entry.missing else ""
     paper = f'<span class="paper">{entry.paper.mean:.2f}</span>' if entry.paper else ""
@@ -106,10 +109,11 @@ def _cell(entry: Entry, metric: str) -> str:
     if ours is None:
         return f'<td class="none {edge}" data-value="">–{short}{paper}</td>'
     place = {1: "best", 2: "second"}.get(entry.place, "")
-    mean = f'<span class="mean">{ours.mean:.2f}</span>'
+    mean = f'<span class="mean">{score.written(ours.mean, 2)}</span>'
     mean = f"<b>{mean}</b>" if entry.place == 1 else mean
-    spread = "" if math.isnan(ours.deviation) else f" <small>± {ours.deviation:.2f}</small>"
-    interval = "" if math.isnan(ours.low) else f"95 % interval {ours.low:.2f} to {ours.high:.2f}, "
+    spread = "" if math.isnan(ours.deviation) else f" <small>± {score.written(ours.deviation, 2)}</small>"
+    low, high = score.written(ours.low, 2), score.written(ours.high, 2)
+    interval = "" if math.isnan(ours.low) else f"95 % interval {low} to {high}, "
     title = f"{interval}{ours.num_seeds} seed{'s' if ours.num_seeds > 1 else ''}"
     classes = " ".join(filter(None, [place, "first" if entry.first else "", edge]))
     return f'<td class="{classes}" data-value="{ours.mean:.6f}" title="{title}">{mean}{spread}{short}{paper}</td>'
@@ -126,9 +130,9 @@ def standings(table: MainTable) -> str:
         ahead = "–"
         if standing.second is not None:
             difference = paired(scores[standing.best], scores[standing.second])
-            ahead = f"{100 * difference.difference:+.2f}"
+            ahead = table.score.show(difference.difference, 2)
             if not math.isnan(difference.low):
-                ahead += f" ({100 * difference.low:+.2f} to {100 * difference.high:+.2f})"
+                ahead += f" ({table.score.show(difference.low, 2)} to {table.score.show(difference.high, 2)})"
         told = "first" if standing.survives else "first, not after Holm" if standing.first else "not told apart"
         level = ", ".join(names.method(m) for m in standing.level[1:]) or "–"
         cells = [
@@ -139,7 +143,8 @@ def standings(table: MainTable) -> str:
         rows.append(f"<tr><th>{escape(column.title)}, {metric}</th>{body}</tr>")
     if not rows:
         return ""
-    heads = ("Best", "Ahead by, points (95 %)", "Second", "Not told from the best", "p", "p, Holm", "So")
+    lead = "Ahead by, points (95 %)" if table.score.unit else "Ahead by (95 %)"
+    heads = ("Best", lead, "Second", "Not told from the best", "p", "p, Holm", "So")
     return (
         "<details><summary>Who is first, and how sure that is</summary><div><p class='soft small'>Differences are "
         "paired by seed. First: every paired 95 % interval against every other method is above zero. A column's p is "
@@ -162,22 +167,33 @@ def clients(results: Results) -> str:
     for i, column in enumerate(results.columns):
         sides = []
         for metric, by_method in series.clients(column).items():
-            bars = "".join(_bar(names.method(method), q) for method, q in by_method.items())
-            scale = "<span></span><div class='scale'><span>0</span><span>50</span><span>100 %</span></div><span></span>"
+            low, high = (0.0, 1.0) if results.score.unit else _ends(list(by_method.values()))
+            bars = "".join(_bar(names.method(method), q, low, high, results.score) for method, q in by_method.items())
+            marks = "".join(f"<span>{results.score.show(x, 0)}</span>" for x in (low, (low + high) / 2))
+            last = f"<span>{results.score.show(high, 0)}{results.score.unit}</span>"
+            scale = f"<span></span><div class='scale'>{marks}{last}</div><span></span>"
             sides.append(f"<div><h3>{names.metric(metric)}</h3><div class='bars'>{bars}{scale}</div></div>")
         if sides:
             parts.append(_details(column.title, f"<div class='sides'>{''.join(sides)}</div>", opened=i == 0))
     return "".join(parts)
 
 
-def _bar(name: str, quantiles: list[float]) -> str:
-    q05, q25, q50, q75, q95 = (100 * q for q in quantiles)
-    title = f"5 % of clients below {q05:.1f}, a quarter below {q25:.1f}, half below {q50:.1f}, 95 % below {q95:.1f}"
+def _ends(quantiles: list[list[float]]) -> tuple[float, float]:
+    """From the lowest of them to the highest, or a little further where they are one."""
+    low, high = min(q[0] for q in quantiles), max(q[-1] for q in quantiles)
+    return low, high if high > low else low + 1.0
+
+
+def _bar(name: str, quantiles: list[float], low: float, high: float, score: Score) -> str:
+    """The track goes from ``low`` to ``high``."""
+    words = [score.show(q, 1) for q in quantiles]
+    title = f"5 % of clients below {words[0]}, a quarter below {words[1]}, half below {words[2]}, 95 % below {words[4]}"
+    q05, q25, q50, q75, q95 = (100 * (q - low) / (high - low) for q in quantiles)
     return (
         f"<span class='name'>{escape(name)}</span><div class='track' role='img' aria-label='{title}' title='{title}'>"
         f"<span class='wide' style='left:{q05:.2f}%;width:{q95 - q05:.2f}%'></span>"
         f"<span class='box' style='left:{q25:.2f}%;width:{q75 - q25:.2f}%'></span>"
-        f"<span class='middle' style='left:{q50:.2f}%'></span></div><span class='number'>{q50:.1f}</span>"
+        f"<span class='middle' style='left:{q50:.2f}%'></span></div><span class='number'>{words[2]}</span>"
     )
 
 
@@ -231,11 +247,12 @@ def _details(title: str, body: str, *, opened: bool = False) -> str:
 
 def work(results: Results, target: float | None) -> str:
     return "".join(
-        _details(column.title, _work_table(column, target), opened=i == 0) for i, column in enumerate(results.columns)
+        _details(column.title, _work_table(column, target, results.score), opened=i == 0)
+        for i, column in enumerate(results.columns)
     )
 
 
-def _work_table(column: Column, target: float | None) -> str:
+def _work_table(column: Column, target: float | None, score: Score) -> str:
     spent = series.work(column, target)
     if not spent:
         return "<p class='soft'>No finished run yet.</p>"
@@ -269,7 +286,8 @@ def _work_table(column: Column, target: float | None) -> str:
     return (
         '<div class="scroll"><table class="sortable"><thead><tr><th rowspan="2" data-column="0" aria-sort="none">'
         '<button type="button">Method</button></th><th class="group" colspan="5">whole run, mean over seeds</th>'
-        f'<th class="group" colspan="4">to {100 * goal:.1f} % before local training</th></tr><tr>{top}</tr></thead>'
+        f'<th class="group" colspan="4">to {score.show(goal, 1)}{score.unit} before local training</th></tr>'
+        f"<tr>{top}</tr></thead>"
         f"<tbody>{''.join(rows)}</tbody></table></div>"
     )
 

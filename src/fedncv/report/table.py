@@ -9,6 +9,7 @@ from fedncv.comparison import Summary, compare, holm, ranks, summary
 from fedncv.report import names
 from fedncv.report.gather import Column, Results
 from fedncv.report.paper import Printed, printed
+from fedncv.results import Score
 
 METRICS = ("before", "after")
 
@@ -16,7 +17,7 @@ METRICS = ("before", "after")
 class Entry(NamedTuple):
     """One cell: what we measured, what the paper printed, and its place in the column."""
 
-    ours: Summary | None  # in %
+    ours: Summary | None  # accuracy in %
     paper: Printed | None
     place: int  # 1 is the best mean; 0: no finished run
     first: bool
@@ -44,6 +45,7 @@ class Standing(NamedTuple):
 class MainTable(NamedTuple):
     keys: list[tuple[Column, str]]  # the columns: (dataset, metric)
     methods: list[str]
+    score: Score
     entries: dict[tuple[str, str, str], Entry]  # (column, metric, method)
     standings: list[Standing]
     ranks: dict[str, float]
@@ -69,18 +71,22 @@ def main_table(results: Results) -> MainTable:
         for method in results.methods:
             values = list(scores.get(method, {}).values())
             entries[column.name, metric, method] = Entry(
-                percent(summary(values)) if values else None,
-                printed(column.data, method, metric),
+                scaled(summary(values), results.score.scale) if values else None,
+                printed(column.data, method, metric) if results.score.unit else None,
                 each.order.index(method) + 1 if method in each.order else 0,
                 each.first == method,
                 sum(1 for m in results.missing if (m.column, m.method) == (column.name, method)),
             )
     ranked = ranks([column.scores(metric) for column, metric in keys if column.scores(metric)])
-    return MainTable(keys, results.methods, entries, standings, ranked)
+    return MainTable(keys, results.methods, results.score, entries, standings, ranked)
+
+
+def scaled(each: Summary, by: int) -> Summary:
+    return Summary(by * each.mean, by * each.deviation, by * each.low, by * each.high, each.num_seeds)
 
 
 def percent(each: Summary) -> Summary:
-    return Summary(100 * each.mean, 100 * each.deviation, 100 * each.low, 100 * each.high, each.num_seeds)
+    return scaled(each, 100)
 
 
 # ---- files ---------------------------------------------------------------------------------------------
@@ -130,19 +136,20 @@ def to_markdown(table: MainTable) -> str:
             if entry.ours is None:
                 cells.append("–")
                 continue
-            text = spread(entry.ours) + (" *" if entry.first else "")
+            text = spread(entry.ours, table.score) + (" *" if entry.first else "")
             text = {1: f"**{text}**", 2: f"_{text}_"}.get(entry.place, text)
             text += f" ({entry.ours.num_seeds} seeds only)" if entry.missing else ""
             cells.append(text + (f" [{entry.paper.mean:.2f}]" if entry.paper else ""))
         lines.append(_row([names.method(method), *cells]))
     lines.append(_row(["label prior alone", *prior_cells(table)]))
-    return "\n".join(lines) + f"\n\n{LEGEND}\n"
+    return "\n".join(lines) + f"\n\n{_legend(table.score)}\n"
 
 
-LEGEND = (
-    "Mean ± deviation over seeds, %. Bold: best mean; italics: second; *: every paired 95 % interval against "
-    "every other method is above zero; in brackets: the paper."
-)
+def _legend(score: Score) -> str:
+    return (
+        f"Mean ± deviation over seeds, {score.unit.strip() or score.name}. Bold: best mean; italics: second; *: every "
+        "paired 95 % interval against every other method is above zero; in brackets: the paper."
+    )
 
 
 def prior_cells(table: MainTable) -> list[str]:
@@ -158,8 +165,10 @@ def _row(cells: list[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def spread(each: Summary) -> str:
-    return f"{each.mean:.2f}" + ("" if math.isnan(each.deviation) else f" ± {each.deviation:.2f}")
+def spread(each: Summary, score: Score) -> str:
+    return score.written(each.mean, 2) + (
+        "" if math.isnan(each.deviation) else f" ± {score.written(each.deviation, 2)}"
+    )
 
 
 def to_latex(table: MainTable) -> str:
@@ -176,17 +185,17 @@ def to_latex(table: MainTable) -> str:
         cells = [_tex(names.method(method))]
         for column, metric in table.keys:
             entry = table.entries[column.name, metric, method]
-            cells.append("--" if entry.ours is None else _tex_cell(entry))
+            cells.append("--" if entry.ours is None else _tex_cell(entry, table.score))
         lines.append(" & ".join(cells) + r" \\")
     lines += [r"\hline", " & ".join(["Label prior alone", *prior_cells(table)]) + r" \\", r"\hline", r"\end{tabular}"]
     return "\n".join(lines) + "\n"
 
 
-def _tex_cell(entry: Entry) -> str:
+def _tex_cell(entry: Entry, score: Score) -> str:
     assert entry.ours is not None
-    text = f"{entry.ours.mean:.2f}"
+    text = score.written(entry.ours.mean, 2)
     text = {1: rf"\textbf{{{text}}}", 2: rf"\underline{{{text}}}"}.get(entry.place, text)
-    return text + ("" if math.isnan(entry.ours.deviation) else f"({entry.ours.deviation:.2f})")
+    return text + ("" if math.isnan(entry.ours.deviation) else f"({score.written(entry.ours.deviation, 2)})")
 
 
 def _tex(text: str) -> str:

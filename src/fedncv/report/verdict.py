@@ -26,6 +26,8 @@ class Claim(NamedTuple):
 
 def claims(results: Results, table: MainTable) -> list[Claim]:
     """Every claim of the paper that these runs can speak to."""
+    if not results.score.unit:
+        return []  # the paper speaks of accuracy alone
     found: list[Claim] = []
     for column in results.columns:
         if "clients-" in column.name:
@@ -33,7 +35,7 @@ def claims(results: Results, table: MainTable) -> list[Claim]:
         if column.data in COLUMNS:
             found += [_first(column, table), _values(column)]
         if column.data in PLACE:
-            found.append(_place(column))
+            found.append(_place(column, table))
     scaled = [column for column in results.columns if "clients-" in column.name]
     for data in dict.fromkeys(column.data for column in scaled):
         found.append(_decline(data, sorted((c for c in scaled if c.data == data), key=lambda c: c.clients)))
@@ -97,7 +99,9 @@ def _first(column: Column, table: MainTable) -> Claim:
         seven = compare({method: scores[method] for method in rivals if method in scores})
         ours = percent(summary(list(scores[OURS].values())))
         verdicts.append(seven.first == OURS)
-        words.append(f"{spread(ours)} {metric} ({_ordinal(seven.order.index(OURS) + 1)} of {len(seven.order)})")
+        words.append(
+            f"{spread(ours, table.score)} {metric} ({_ordinal(seven.order.index(OURS) + 1)} of {len(seven.order)})"
+        )
     verdict = AGREES if all(verdicts) else PARTLY if any(verdicts) else DIFFERS
     why = ["; ".join(f"{metric}: {standing_words(table, column, metric)} of all in the table" for metric in METRICS)]
     if absent:
@@ -141,7 +145,7 @@ def _values(column: Column) -> Claim:
     return Claim(where, paper, measured, verdict, why)
 
 
-def _place(column: Column) -> Claim:
+def _place(column: Column, table: MainTable) -> Claim:
     """Fig. 3: where FedNCV ends among twelve."""
     place = PLACE[column.data]
     where, paper = f"Fig. 3, {column.title}", f"FedNCV ends among the best {place} of twelve, before local training"
@@ -152,7 +156,7 @@ def _place(column: Column) -> Claim:
     column_of = compare(scores)
     ours = column_of.order.index(OURS) + 1
     value = percent(summary(list(scores[OURS].values())))
-    measured = f"{_ordinal(ours)} of {len(scores)} with {spread(value)}"
+    measured = f"{_ordinal(ours)} of {len(scores)} with {spread(value, table.score)}"
     level = [names.method(m) for m in column_of.level if m != OURS]
     why = f"not told apart from the best: {', '.join(level)}" if OURS in column_of.level and level else ""
     return Claim(where, paper, measured, AGREES if ours <= place else DIFFERS, why)
