@@ -117,6 +117,12 @@ def test_stragglers_do_the_first_part_of_their_steps():
     assert float(train_client(problem, 0, arrival).y_P) == pytest.approx(5 * 0.95**10)
 
 
+def test_a_training_measured_after_the_last_round_has_that_round_s_learning_rate():
+    """A cosine over two rounds is 1, 1/2 and then 0, with which nothing would be trained."""
+    problem = quadratics("fedavg", schedule="cosine", lr=0.4, rounds=2)
+    assert [lr_of(problem, t) for t in range(3)] == pytest.approx([0.4, 0.2, 0.2])
+
+
 def test_the_learning_rate_follows_its_schedule():
     problem = quadratics("fedavg", a=(1.0,), b=(0.0,), steps=1, schedule="step:every=1,factor=0.5", lr=0.4, rounds=3)
     assert [lr_of(problem, t) for t in range(3)] == pytest.approx([0.4, 0.2, 0.1])

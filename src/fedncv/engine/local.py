@@ -64,8 +64,9 @@ def total_step(num_steps: int, lr: float, momentum: float) -> float:
 
 
 def lr_of(problem: Problem, round: int) -> float:
+    """The learning rate of a round; a training that is measured behind the last one has the last one's."""
     config = problem.config
-    return config.lr * lr_factor(config.schedule, round, config.rounds)
+    return config.lr * lr_factor(config.schedule, min(round, max(0, config.rounds - 1)), config.rounds)
 
 
 def train(problem: Problem, round: int, arrival: Arrival, *, share: float = 1.0) -> Trained | None:
