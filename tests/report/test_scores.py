@@ -54,7 +54,7 @@ def test_the_report_shows_them_plainly(regression):
     table = main_table(results)
     assert table.entries["cifar10", "before", "fedavg"].ours.mean == pytest.approx(-0.5)
     markdown = to_markdown(table)
-    assert "| FedAvg | **-0.5 ± 0.3536 *** |" in markdown  # the differences are 1 and 1; no value of the paper beside it
+    assert "| FedAvg | **-0.5 ± 0.3536 *** |" in markdown  # ahead by 1 and 1; nothing of the paper beside it
     assert "over seeds, minus squared error." in markdown
     assert claims(results, table) == []  # the paper speaks of accuracy alone
     assert chart_data(results)["percent"] is False
