@@ -12,7 +12,7 @@ from fedncv.cli import main
 from fedncv.cli.arguments import parse
 from fedncv.cli.study import Arguments, _asked
 from fedncv.results import read_run
-from fedncv.studies import robustness
+from fedncv.studies import STUDIES, robustness
 from fedncv.studies.study import FILE, read_study
 
 QUICK = ["--model", "mlp", "--clients", "5", "--per-round", "2", "--rounds", "3", "--epochs", "1", "--eval-every", "1"]
@@ -103,6 +103,13 @@ def test_a_dry_run_says_what_it_costs_and_leaves_nothing(tmp_path, capsys, monke
     assert " 8,086 " in text  # 5 runs of 3 rounds, 2 of 5 clients, 1 epoch, of 1,797 · 0.75
     assert "in all" in text
     assert not (tmp_path / "runs").exists()
+
+
+def test_help_names_every_study(capsys):
+    with pytest.raises(SystemExit):
+        main(["study", "--help"])
+    said = capsys.readouterr().out
+    assert all(name in said for name in STUDIES)
 
 
 def test_table_2_is_about_the_datasets(tmp_path, capsys):

@@ -173,3 +173,20 @@ def test_every_variant_has_a_line_of_its_own_in_the_costs_with_its_tuning(study,
     trials = [c for key in varied.untuned() for lr in varied.tuning.grid for c in varied.tuning_cells(*key, lr)]
     lines = cost.costs(varied.cells() + trials)
     assert [line[:3] for line in lines] == [(f"digits/{v}", m, 5) for v in ("iid", "few") for m in varied.methods]
+
+
+def test_data_that_are_not_here_are_asked_for_once(study, monkeypatch):
+    asked = []
+
+    def absent(name, folder):
+        asked.append((name, folder))
+        raise ValueError(f"{name} is not here")
+
+    monkeypatch.setattr(cost, "load", absent)
+    lines = cost.costs(study.cells())
+    assert asked == [("mnist", None), ("digits", None)]
+    assert [(column, why) for column, _, _, _, why in lines] == [
+        ("mnist", "mnist is not here"), ("mnist", "mnist is not here"),
+        ("digits", "digits is not here"), ("digits", "digits is not here"),
+    ]  # fmt: skip
+    assert all(each.bytes is None and each.seconds is None for _, _, _, each, _ in lines)

@@ -33,7 +33,7 @@ from fedncv.studies.tuning import tune
 class Arguments(Settings):
     """Run a study: datasets x methods x seeds, each once. The same command again goes on where it was.
 
-    table1, fig1, fig2, fig3, table2, ablation, or smoke, the quick one on the built-in digits.
+    table1, fig1, fig2, fig3, table2, ablation, robustness, or smoke, the quick one on the built-in digits.
     """
 
     name: Annotated[str, tyro.conf.Positional]
@@ -202,7 +202,7 @@ def _dry_run(study: Study, out: Path) -> int:
     console = Console() if Console().is_terminal else Console(width=140)
     console.print(table)
     print("time: from one round of each method on this machine, its seeds together; measuring comes on top")
-    for why in dict.fromkeys(f"{column}: {why}" for column, _, _, _, why in lines if why):
+    for why in dict.fromkeys(why for *_, why in lines if why):
         print(f"unknown: {why}")
     return 0
 

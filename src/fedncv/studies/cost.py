@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from fedncv.config import RunConfig
-from fedncv.data import DATASETS
+from fedncv.data import DATASETS, load
 from fedncv.engine.choose import Engine, engine_for
 from fedncv.engine.problem import State, build, start
 from fedncv.engine.sequential import one_thread
@@ -64,6 +64,15 @@ def _round(engine: Engine, states: list[State]) -> tuple[list[State], list[dict[
     return [state for state, _ in done], [row for _, row in done]
 
 
+def _why_absent(config: RunConfig) -> str:
+    """Why the dataset is not here, or nothing: asked for once, however many methods there are."""
+    try:
+        load(config.data, config.data_dir or None)
+    except (ValueError, OSError) as error:
+        return str(error)
+    return ""
+
+
 def costs(cells: list[Cell]) -> list[tuple[str, str, int, Cost, str]]:
     """(column, method, runs, cost of one, why something is unknown), a line a column and method.
 
@@ -73,13 +82,15 @@ def costs(cells: list[Cell]) -> list[tuple[str, str, int, Cost, str]]:
     for cell in cells:
         alike = replace(cell.config, seed=0, lr=1.0, eval_every=0, after_every=0, probe="")  # a round is the same
         groups.setdefault(alike, []).append(cell)
+    whys = {config.data: _why_absent(config) for config in {cell.config.data: cell.config for cell in cells}.values()}
     lines = []
     for first, *others in groups.values():
-        config, why = first.config, ""
-        group = [config, *(cell.config for cell in others)]
+        config, why = first.config, whys[first.config.data]
+        cost, group = Cost(expected_samples(config), None, None), [config, *(cell.config for cell in others)]
         try:
-            cost = calibrate([each for each in group if replace(each, seed=0) == replace(config, seed=0)])
-        except (ValueError, ArithmeticError, OSError) as error:  # no data here, no GPU here, diverged
-            cost, why = Cost(expected_samples(config), None, None), str(error)
+            if not why:
+                cost = calibrate([each for each in group if replace(each, seed=0) == replace(config, seed=0)])
+        except (ValueError, ArithmeticError, OSError) as error:  # no GPU here, no memory for it, diverged
+            why = str(error)
         lines.append((first.folder.parent.as_posix(), config.method, len(group), cost, why))
     return lines
