@@ -18,8 +18,8 @@ def nearest(word: str, choices: Iterable[str], *, what: str) -> str:
     """'unknown method 'fedavgg'; did you mean 'fedavg'? (there are …)': the one line a typo gets."""
     choices = list(choices)
     close = difflib.get_close_matches(word, choices, n=1, cutoff=0.5)
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    return f"unknown {what} {word!r}; {hint}(there are {', '.join(choices)})"
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    return f"unknown {what} {word!r}{hint} (there are {', '.join(choices)})"
 
 
 def knobs(function: Callable[..., Any]) -> dict[str, Any]:

@@ -27,6 +27,15 @@ def test_shows_one_in_full(name, capsys):
         assert text in said
 
 
+@pytest.mark.parametrize("name", SWITCHES)
+def test_shows_a_switch_in_full_under_the_name_it_is_listed_by(name, capsys):
+    assert main([f"+{name}"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith(f"+{name}: {SWITCHES[name].summary} (as in fedavg+{name})\n")
+    for knob in knobs(SWITCHES[name].config):
+        assert f"  {knob.name} = {knob.default} ({knob.kind}): " in said
+
+
 def test_says_what_is_revealed(capsys):
     main(["fedgen"])
     assert "n_C: how many samples of each class it holds" in capsys.readouterr().out
@@ -37,6 +46,10 @@ def test_says_what_is_revealed(capsys):
 def test_a_typo_gets_the_nearest_name(capsys):
     assert fedncv(["methods", "scafold"]) == 2
     assert "unknown method 'scafold'; did you mean 'scaffold'?" in capsys.readouterr().err
+    assert fedncv(["methods", "+averge"]) == 2
+    assert "unknown method '+averge'; did you mean '+average'?" in capsys.readouterr().err
+    assert fedncv(["methods", "xyz"]) == 2
+    assert "unknown method 'xyz' (there are fedncv, " in capsys.readouterr().err
 
 
 def test_knobs_are_read_from_the_config():

@@ -4,6 +4,7 @@ import ast
 import inspect
 import sys
 import textwrap
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
@@ -12,14 +13,15 @@ import tyro
 from fedncv import spec
 from fedncv.cli.arguments import parse
 from fedncv.methods import METHODS, SWITCHES, Entry
+from fedncv.methods.base import Method
 
 
 @dataclass(frozen=True, kw_only=True)
 class Args:
-    """The methods by name, or all about one of them."""
+    """The methods and switches by name, or all about one of them."""
 
     name: Annotated[str, tyro.conf.Positional] = ""
-    """One method: its formulas, knobs, and what the server learns from a client."""
+    """One method, or one switch as +average: its formulas, knobs, and what the server learns from a client."""
 
 
 class Knob(NamedTuple):
@@ -33,10 +35,12 @@ def main(argv: list[str]) -> int:
     args = parse(Args, argv, command="methods")
     if not args.name:
         show()
-    elif args.name not in METHODS:
-        raise ValueError(spec.nearest(args.name, METHODS, what="method"))
-    else:
+    elif args.name in METHODS:
         print("\n".join(about(args.name)))
+    elif args.name.startswith("+") and args.name[1:] in SWITCHES:
+        print("\n".join(about_switch(args.name[1:])))
+    else:
+        raise ValueError(spec.nearest(args.name, [*METHODS, *(f"+{name}" for name in SWITCHES)], what="method"))
     return 0
 
 
@@ -66,7 +70,11 @@ def written(value: Any) -> str:
 
 def formula(entry: Entry) -> str:
     """The docstring of the method's file: formula, reference, departures."""
-    return (sys.modules[entry.make.__module__].__doc__ or "").strip()
+    return _docstring(entry.make)
+
+
+def _docstring(made_by: Callable[..., Method]) -> str:
+    return (sys.modules[made_by.__module__].__doc__ or "").strip()
 
 
 def keeps(entry: Entry) -> str:
@@ -80,13 +88,26 @@ def keeps(entry: Entry) -> str:
 def about(name: str) -> list[str]:
     """All that is known of one method."""
     entry = METHODS[name]
-    lines = [f"{name}: {entry.summary} ({entry.reference})", "", formula(entry), "", "knobs:"]
-    lines += [f"  {knob.name} = {knob.default} ({knob.kind}): {knob.meaning}" for knob in knobs(entry.config)] or [
-        "  none"
-    ]
+    lines = [f"{name}: {entry.summary} ({entry.reference})", "", formula(entry), *_knob_lines(entry.config)]
     lines += ["", "the server learns from a client:"]
     lines += [f"  {field}: {what}" for field, what in entry.make().reveals.items()] or ["  nothing"]
     return [*lines, "", f"running statistics: {keeps(entry)}"]
+
+
+def about_switch(name: str) -> list[str]:
+    """All that is known of one switch."""
+    switch = SWITCHES[name]
+    return [
+        f"+{name}: {switch.summary} (as in fedavg+{name})",
+        "",
+        _docstring(switch.apply),
+        *_knob_lines(switch.config),
+    ]
+
+
+def _knob_lines(config: Any) -> list[str]:
+    lines = [f"  {knob.name} = {knob.default} ({knob.kind}): {knob.meaning}" for knob in knobs(config)]
+    return ["", "knobs:", *(lines or ["  none"])]
 
 
 def settings(config: Any) -> str:
@@ -97,7 +118,7 @@ def show() -> None:
     """A table on a terminal, a line each elsewhere."""
     rows = [(name, entry.summary, settings(entry.config), entry.reference) for name, entry in METHODS.items()]
     rows += [
-        (f"+{name}", switch.summary, settings(switch.config), f"after any method with a shared model: fedavg+{name}")
+        (f"+{name}", switch.summary, settings(switch.config), f"after a method: fedavg+{name}")
         for name, switch in SWITCHES.items()
     ]
     if sys.stdout.isatty():

@@ -1,6 +1,6 @@
-"""Switches that any method with a shared model can have, so that a comparison shows what the method adds.
+"""Switches that a method can have, so that a comparison shows what the method itself adds.
 
-``scaffold+prior+momentum:beta=0.5`` is SCAFFOLD with both.
+``scaffold+prior+momentum:beta=0.5`` is SCAFFOLD with both. Momentum and average need a model that all clients share.
 """
 
 from collections.abc import Callable
