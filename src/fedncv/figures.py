@@ -43,7 +43,7 @@ def curves(folders: list[Path], path: Path) -> Path:
     axes.set_title(f"{config.data}, {config.clients} clients, {config.partition}", loc="left")
     axes.set_xlabel("round")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_ylabel(f"{score.axis}, before local training   (o after it)")
+    axes.set_ylabel(f"{score.axis('before local training')}   (o after it)")
     axes.grid(alpha=0.3)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))

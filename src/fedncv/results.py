@@ -32,9 +32,12 @@ class Score(NamedTuple):
         """A number that was multiplied with the scale already."""
         return f"{scaled:.{digits}f}" if self.unit else f"{scaled:.4g}"
 
-    @property
-    def axis(self) -> str:
-        return f"{self.name},{self.unit}" if self.unit else self.name
+    def axis(self, what: str = "") -> str:
+        """
+        >>> PERCENT.axis("before"), Score("minus squared error", 1, "").axis()
+        ('accuracy before, %', 'minus squared error')
+        """
+        return f"{self.name} {what}".strip() + ("," + self.unit if self.unit else "")
 
 
 PERCENT = Score(ACCURACY, 100, " %")
@@ -78,7 +81,9 @@ def runs_in(folder: Path) -> list[Path]:
         raise ValueError(f"there is no folder {folder}")
     found = [folder] if is_run(folder) else sorted(path.parent for path in folder.glob(f"*/{CONFIG}"))
     if not found:
-        raise ValueError(f"{folder} holds no run (no {CONFIG} in it or one level below)")
+        deeper = sorted(path.parent.parent for path in folder.glob(f"*/*/{CONFIG}"))
+        remedy = f"; name a folder of runs, as {deeper[0]}, or see fedncv report {folder}" if deeper else ""
+        raise ValueError(f"{folder} holds no run (no {CONFIG} in it or one level below){remedy}")
     return found
 
 

@@ -132,6 +132,7 @@ MISTAKES = [
     (["run", "--method", "fedavg", "fedavg"], "named twice"),
     (["run", "--seeds"], "at least one"),
     (["show", "nowhere"], "there is no folder nowhere"),
+    (["show", "."], "holds no run"),
     (["resume"], "folder"),
     (["export", "."], "is not a run"),
 ]
@@ -148,6 +149,14 @@ def test_a_mistake_gets_one_line_and_leaves_nothing_behind(words, message, capsy
     assert message in error
     assert error.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_show_of_a_study_says_where_its_runs_are(tmp_path, capsys):
+    folder = tmp_path / "digits" / "fedavg-seed0"
+    folder.mkdir(parents=True)
+    (folder / "config.toml").write_text("")
+    assert main(["show", str(tmp_path)]) == 2
+    assert f"name a folder of runs, as {tmp_path / 'digits'}, or see fedncv report" in capsys.readouterr().err
 
 
 def test_one_diverged_run_does_not_stop_the_others(tmp_path, capsys):

@@ -45,7 +45,7 @@ def test_the_picture_of_runs_has_their_name_and_values(regression, monkeypatch):
     monkeypatch.setattr(plt, "close", drawn.append)
     curves([regression / "fedavg-0"], regression / "curves.png")
     (axes,) = drawn[0].axes
-    assert axes.get_ylabel() == "minus squared error, before local training   (o after it)"
+    assert axes.get_ylabel() == "minus squared error before local training   (o after it)"
     assert [line.get_ydata().tolist() for line in axes.lines] == [[-0.25], [-0.125]]
 
 
@@ -65,6 +65,6 @@ def test_the_report_shows_them_plainly(regression):
 
 def test_the_reports_figures_do_not_cut_them_off(regression):
     (panel,) = figures.curves(gather(regression)).axes
-    assert panel.get_ylabel() == "before: minus squared error"
+    assert panel.get_ylabel() == "minus squared error before"
     low, high = panel.get_ylim()
     assert low <= -1.5 < -0.5 <= high

@@ -58,7 +58,7 @@ def curves(results: Results) -> Any:
             panel.axhline(100 * prior, color="grey", linewidth=1, linestyle=(0, (1, 3)), label="label prior alone")
         panel.set_title(column.title, loc="left")
         panel.set_xlabel("round")
-        panel.set_ylabel(f"before: {results.score.axis}")
+        panel.set_ylabel(results.score.axis("before"))
         if results.score.unit:
             low, high = panel.get_ylim()
             panel.set_ylim(max(0, low), min(100.5, high))
@@ -83,7 +83,7 @@ def clients(results: Results) -> Any:
         panel.set_yticks([-i for i in range(len(found))], [names.method(method) for method in found])
         if results.score.unit:
             panel.set_xlim(0, 100)
-        panel.set_xlabel(f"single clients before: {results.score.axis}")
+        panel.set_xlabel(results.score.axis("of single clients before"))
         panel.set_title(column.title, loc="left")
     return figure
 
@@ -102,7 +102,7 @@ def scale(results: Results) -> Any:
             panel.plot([n for n, _ in points], values, marker="o", label=names.method(method), gid=method, **style)
         panel.set_title(f"{names.dataset(data)}, {metric}", loc="left")
         panel.set_xlabel("clients")
-        panel.set_ylabel(results.score.axis)
+        panel.set_ylabel(results.score.axis())
         panel.grid(alpha=0.25)
     _legend(figure, panels)
     return figure

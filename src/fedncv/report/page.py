@@ -19,7 +19,7 @@ def page(results: Results, table: MainTable, claims: list[Claim], *, target: flo
     score, called = results.score, results.score.name.capitalize()
     parts = [
         ("verdict", "Verdict", "", sections.verdict(results, table, claims) + sections.missing(results)),
-        ("table", "Results", f"{score.axis.capitalize()}{TABLE_WORDS}",
+        ("table", "Results", f"{score.axis().capitalize()}{TABLE_WORDS}",
          sections.main_table(table) + sections.standings(table)),
         ("curves", "Curves", CURVE_WORDS, _chart("curves", "round samples bytes", "score")
          if data["curves"] else ""),
