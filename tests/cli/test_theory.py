@@ -2,6 +2,7 @@
 
 import pytest
 
+from fedncv.cli import main as fedncv
 from fedncv.cli.theory import BEGIN, END, into_page, main, markdown
 from fedncv.theory import STATEMENTS, Statement, Verdict
 
@@ -59,6 +60,10 @@ def test_help_and_unknown_words(capsys):
         main(["--help"])
     assert leaving.value.code == 0
     assert "--markdown" in capsys.readouterr().out
-    assert main(["--only", "no such words"]) == 2
-    assert "no statement mentions 'no such words'" in capsys.readouterr().err
+    for words, message in ((["--only", "no such words"], "no statement mentions 'no such words'"), (["all"], "all")):
+        assert fedncv(["theory", *words]) == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.startswith("fedncv: ")
+        assert error.count("\n") == 1
     assert len(STATEMENTS) >= 15

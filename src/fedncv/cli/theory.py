@@ -1,9 +1,9 @@
 """``fedncv theory``: decide every statement by enumeration and print what holds and what does not."""
 
-import argparse
 import sys
 import textwrap
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich import box
@@ -11,25 +11,40 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from fedncv.theory import STATEMENTS, TOLERANCE, Statement, Verdict, evaluate
+from fedncv.cli.arguments import parse
+from fedncv.theory import STATEMENTS, Statement, Verdict, evaluate
 
 Row = tuple[Statement, Verdict]
 WIDTH = 110
 BEGIN, END = "<!-- verdicts: fedncv theory --markdown docs/theory.md -->\n", "<!-- end of verdicts -->"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """Decide the propositions of Chen et al. and the identities behind fedncv, one by one, by exact enumeration.
+
+    A statement holds if no case violates it by more than rounding; otherwise the smallest counterexample is printed.
+    Derivations: docs/theory.md.
+    """
+
+    only: str = ""
+    """Only statements that mention these words."""
+    markdown: str = ""
+    """Also write the verdicts as a Markdown table into this file, between its marks if it has them."""
+
+
 def main(argv: list[str]) -> int:
-    args = _parser().parse_args(argv)
-    wanted = [s for s in STATEMENTS if args.only.lower() in f"{s.name} {s.claim} {s.source}".lower()]
+    arguments = parse(Arguments, argv, command="theory")
+    wanted = [s for s in STATEMENTS if arguments.only.lower() in f"{s.name} {s.claim} {s.source}".lower()]
     if not wanted:
-        print(f"fedncv theory: no statement mentions {args.only!r}", file=sys.stderr)
-        return 2
+        raise ValueError(f"no statement mentions {arguments.only!r}; fedncv theory without --only prints them all")
     rows = _print_table(wanted) if sys.stdout.isatty() else _print_lines(wanted)
     held = sum(verdict.holds for _, verdict in rows)
     print(f"{len(rows)} statements: {held} hold, {len(rows) - held} do not.")
-    if args.markdown:
-        page = args.markdown.read_text(encoding="utf-8") if args.markdown.exists() else ""
-        args.markdown.write_text(into_page(page, markdown(rows)), encoding="utf-8")
+    if arguments.markdown:
+        path = Path(arguments.markdown)
+        page = path.read_text(encoding="utf-8") if path.exists() else ""
+        path.write_text(into_page(page, markdown(rows)), encoding="utf-8")
     return 0
 
 
@@ -91,20 +106,3 @@ def _print_table(statements: list[Statement]) -> list[Row]:
 
 def _word(verdict: Verdict) -> str:
     return "holds" if verdict.holds else "fails"
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="fedncv theory",
-        description="Decide the propositions of Chen et al. and the identities behind fedncv, statement by "
-        f"statement, by exact enumeration. A statement holds if no case violates it by more than {TOLERANCE:g}; "
-        "otherwise the smallest counterexample is printed. Derivations: docs/theory.md.",
-    )
-    parser.add_argument("--only", default="", metavar="WORDS", help="only statements that mention these words")
-    parser.add_argument(
-        "--markdown",
-        type=Path,
-        metavar="FILE",
-        help="also write the verdicts as a Markdown table, between the marks of FILE if it has them",
-    )
-    return parser
