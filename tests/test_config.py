@@ -142,3 +142,8 @@ def test_schedules_are_their_formulas():
     assert lr_factor("cosine:floor=0.2", 50, 100) == pytest.approx(0.6)
     assert lr_factor("cosine:floor=0.2", 100, 100) == pytest.approx(0.2)
     assert [lr_factor("step:every=2,factor=0.1", t, 9) for t in range(5)] == pytest.approx([1, 1, 0.1, 0.1, 0.01])
+
+
+def test_a_value_of_the_wrong_type_is_named_with_its_file():
+    with pytest.raises(ValueError, match=r"^mine\.toml: lr must be float, not 'x'$"):
+        from_dict({"lr": "x"}, where="mine.toml")

@@ -166,7 +166,7 @@ def from_dict(values: dict[str, Any], *, where: str, base: RunConfig | None = No
             raise ValueError(f"{where}: {nearest(name, names, what='key')}")
     for field in fields(RunConfig):
         if field.name in values:
-            _check_type(field.name, values[field.name], field.type)
+            _check_type(f"{where}: {field.name}", values[field.name], field.type)
             if field.type is float:
                 values[field.name] = float(values[field.name])
     return replace(base or RunConfig(), **values)

@@ -130,6 +130,7 @@ MISTAKES = [
     (["report", "nowhere"], "there is no folder nowhere"),
     (["report", "."], "holds no run"),
     (["report", ".", "--target", "80"], "from 0 to 1, not 80"),
+    (["report", ".", "--allow", "lrr"], "--allow: unknown setting 'lrr'; did you mean 'lr'?"),
 ]
 
 

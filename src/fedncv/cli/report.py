@@ -1,13 +1,15 @@
 """fedncv report: the page, the figures and the tables of a study or of any folder of runs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
 from fedncv.cli.arguments import parse
+from fedncv.config import RunConfig
 from fedncv.report.write import write
+from fedncv.spec import nearest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +31,10 @@ def main(argv: list[str]) -> int:
     arguments = parse(Arguments, argv, command="report")
     if not 0 <= arguments.target <= 1:
         raise ValueError(f"--target is a share, from 0 to 1, not {arguments.target}")
+    settings = [field.name for field in fields(RunConfig)]
+    for name in arguments.allow:
+        if name not in settings:
+            raise ValueError(f"--allow: {nearest(name, settings, what='setting')}")
     folder = Path(arguments.folder)
     written = write(folder, target=arguments.target or None, allow=arguments.allow)
     print(f"page    {written[0]}\nfiles   {written[1].parent}  ({', '.join(path.name for path in written[1:])})")
