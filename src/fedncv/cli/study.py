@@ -23,8 +23,9 @@ from fedncv.data.table import markdown
 from fedncv.engine.problem import build
 from fedncv.spec import nearest
 from fedncv.studies import STUDIES
-from fedncv.studies.cells import failures, prepare, run_cells, write_partition
+from fedncv.studies.cells import alike, failures, prepare, run_cells, write_partition
 from fedncv.studies.cost import costs
+from fedncv.studies.jobs import run_groups
 from fedncv.studies.study import FILE, Cell, Study, Tuning, extend, read_study, to_toml
 from fedncv.studies.tuning import tune
 
@@ -52,6 +53,8 @@ class Arguments(Settings):
     """--tune: the grid."""
     tuning_seeds: int = len(Tuning().seeds)
     """--tune: runs for each learning rate, with seeds from 1000 on."""
+    jobs: int = 1
+    """Methods that run side by side, each in a process of its own: 3 fill a GPU better than 1 (docs/studies.md)."""
     tensorboard: bool = False
     """Also write TensorBoard's event files, into each run's folder."""
     dry_run: bool = False
@@ -81,7 +84,9 @@ def main(argv: list[str]) -> int:
     study.check()
     if arguments.dry_run:
         return _dry_run(study, out)
-    return _run(study, out, argv, tensorboard=arguments.tensorboard)
+    if arguments.jobs < 1:
+        raise ValueError(f"--jobs is a number of processes, at least 1, not {arguments.jobs}")
+    return _run(study, out, argv, jobs=arguments.jobs, tensorboard=arguments.tensorboard)
 
 
 def _named(argv: list[str]) -> Study:
@@ -123,15 +128,15 @@ def _asked(study: Study, arguments: Arguments) -> Study:
     )
 
 
-def _run(study: Study, out: Path, argv: list[str], *, tensorboard: bool) -> int:
+def _run(study: Study, out: Path, argv: list[str], *, jobs: int, tensorboard: bool) -> int:
     build(study.cells()[0].config)  # data, model and device are there before a folder is made
     for column, settings in study.columns().items():
         write_partition(out / column, replace(study.cells()[0].config, **vars(settings)))
     save = partial(_save, out, argv)
     save(study)
     try:
-        study = tune(study, out, partial(_run_all, "tuning", out, tensorboard), save)
-        _run_all("run", out, tensorboard, study.cells())
+        study = tune(study, out, partial(_run_all, "tuning", out, jobs, tensorboard), save)
+        _run_all("run", out, jobs, tensorboard, study.cells())
     except KeyboardInterrupt:
         print("\nstopped; nothing is lost. Go on with the same command.", file=sys.stderr)
         return 130
@@ -144,7 +149,7 @@ def _run(study: Study, out: Path, argv: list[str], *, tensorboard: bool) -> int:
     return 2 if failed else 0
 
 
-def _run_all(what: str, out: Path, tensorboard: bool, cells: list[Cell]) -> None:
+def _run_all(what: str, out: Path, jobs: int, tensorboard: bool, cells: list[Cell]) -> None:
     folders = prepare(out, cells)
     configs = {out / cell.folder: cell.config for cell in cells}
     with Grid(what, len(cells), [configs[folder] for folder in folders]) as grid:
@@ -153,7 +158,10 @@ def _run_all(what: str, out: Path, tensorboard: bool, cells: list[Cell]) -> None
             from fedncv.tensorboard import beside
 
             watch = beside(watch, {config: folder for folder, config in configs.items()})
-        run_cells(folders, watch)
+        if jobs > 1:
+            run_groups(alike(folders), jobs, watch)
+        else:
+            run_cells(folders, watch)
 
 
 def _save(out: Path, argv: list[str], study: Study) -> None:

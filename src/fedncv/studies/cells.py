@@ -1,6 +1,6 @@
 """The runs of a study: made on disk, and run to their end, those of one method and shape together.
 
-`run_cells` is the only place that knows how runs are run.
+`run_group` is the only place that knows how runs are run.
 """
 
 import json
@@ -51,10 +51,15 @@ def prepare(out: Path, cells: list[Cell]) -> list[Path]:
 
 
 def run_cells(folders: list[Path], watch: Watch) -> None:
-    """Every run to its end; one that diverges says so, in its metrics too, and does not stop the others."""
+    """Every run to its end, group after group."""
     for group in alike(folders):
-        for courses in _at_the_same_round(group):
-            _run_together(courses, watch)
+        run_group(group, watch)
+
+
+def run_group(group: list[Path], watch: Watch) -> None:
+    """Every run to its end; one that diverges says so, in its metrics too, and does not stop the others."""
+    for courses in _at_the_same_round(group):
+        _run_together(courses, watch)
 
 
 def alike(folders: list[Path]) -> list[list[Path]]:

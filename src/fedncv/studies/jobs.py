@@ -1,0 +1,79 @@
+"""Groups of runs in several processes: side by side they fill a GPU that one stack of a few seeds does not.
+
+What happens in a process is told to the one that watches, in the order in which it happened there. Ctrl-C stops
+every process as it stops a single one: nothing is lost, and the same command goes on.
+"""
+
+import multiprocessing
+import queue
+import signal
+from collections import deque
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from fedncv.studies.cells import Watch, run_group
+
+PAUSE = 0.1  # seconds between two looks at the processes
+
+
+class JobError(ValueError):
+    """A process could not go on; the message says why."""
+
+
+def run_groups(groups: list[list[Path]], jobs: int, watch: Watch) -> None:
+    """Every group in a process of its own, ``jobs`` of them at a time. One that fails does not stop the others."""
+    context = multiprocessing.get_context("spawn")  # a fork would share the GPU's handles
+    told: Any = context.Queue()
+    waiting, failed = deque(groups), list[str]()
+    running: dict[BaseProcess, list[Path]] = {}
+    process: BaseProcess
+    try:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                process = context.Process(target=_work, args=(waiting[0], told))
+                process.start()
+                running[process] = waiting.popleft()
+            _listen(told, watch, failed)
+            for process in [each for each in running if not each.is_alive()]:
+                group = running.pop(process)
+                if process.exitcode:
+                    failed.append(f"the process that ran {group[0].name} ended with code {process.exitcode}")
+        _listen(told, watch, failed)
+    except BaseException:
+        for process in running:
+            process.terminate()
+        for process in running:
+            process.join()
+        raise
+    if failed:
+        raise JobError(f"{failed[0]}; the other runs are done, and the same command tries again")
+
+
+def _listen(told: Any, watch: Watch, failed: list[str]) -> None:
+    """All that was told by now."""
+    while True:
+        try:
+            name, *given = told.get(timeout=PAUSE)
+        except queue.Empty:
+            return
+        if name == "failed":
+            failed.append(given[0])
+        else:
+            getattr(watch, name)(*given)
+
+
+def _work(group: list[Path], told: Any) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes; the first one passes it on
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    watch = Watch(
+        begin=lambda configs, rounds: told.put(("begin", configs, rounds)),
+        row=lambda config, row: told.put(("row", config, row)),
+        say=lambda text: told.put(("say", text)),
+    )
+    try:
+        run_group(group, watch)
+    except KeyboardInterrupt:
+        pass
+    except Exception as error:
+        told.put(("failed", f"{group[0].name}: {error}"))

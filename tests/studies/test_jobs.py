@@ -1,0 +1,51 @@
+"""Groups of runs in several processes: the bytes of one process, every row told, and nothing lost when it stops."""
+
+import multiprocessing
+from dataclasses import replace
+
+import pytest
+
+from fedncv.config import RunConfig
+from fedncv.results import read_run
+from fedncv.studies.cells import Watch, alike, prepare, run_cells
+from fedncv.studies.jobs import JobError, run_groups
+from fedncv.studies.study import Cell, folder_name
+
+CONFIG = RunConfig(model="mlp", clients=5, per_round=2, rounds=4, epochs=1, eval_every=1, lr=0.05)
+CONFIGS = [replace(CONFIG, method=method, seed=seed) for method in ("fedavg", "scaffold") for seed in (0, 1)]
+CELLS = [Cell(folder_name(config), config) for config in CONFIGS]
+
+
+def quiet(row=lambda config, row: None):
+    return Watch(lambda configs, rounds: None, row, lambda text: None)
+
+
+def metrics(folders):
+    return [(folder / "metrics.jsonl").read_bytes() for folder in folders]
+
+
+def test_runs_end_as_in_one_process_and_one_that_fails_stops_no_other(tmp_path):
+    alone, apart = (prepare(tmp_path / name, CELLS[:2]) for name in ("alone", "apart"))
+    (lost,) = prepare(tmp_path / "apart", [Cell("lost", replace(CONFIG, data="mnist", data_dir=str(tmp_path)))])
+    rows = {}
+    with pytest.raises(JobError, match=f"lost: .*mnist.*{tmp_path}.*the other runs are done"):
+        run_groups(alike([lost, *apart]), 2, quiet(lambda config, row: rows.setdefault(config, []).append(row)))
+    run_cells(alone, quiet())
+    assert metrics(apart) == metrics(alone)
+    assert rows == {run.config: run.rows for run in map(read_run, apart)}
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.slow
+def test_an_interrupt_stops_all_processes_and_the_runs_go_on_later(tmp_path):
+    def interrupt(config, row):
+        if row["round"] == 2:
+            raise KeyboardInterrupt
+
+    alone, apart = (prepare(tmp_path / name, CELLS) for name in ("alone", "apart"))
+    with pytest.raises(KeyboardInterrupt):
+        run_groups(alike(apart), 2, quiet(interrupt))
+    assert not multiprocessing.active_children()
+    run_groups(alike(prepare(tmp_path / "apart", CELLS)), 2, quiet())
+    run_cells(alone, quiet())
+    assert metrics(apart) == metrics(alone)
