@@ -85,6 +85,16 @@ def test_the_running_sum_is_exact_in_float32_too():
     assert torch.equal(server.total_P, vector(0.0))
 
 
+def test_two_clients_of_a_round_are_summed_in_float64():
+    """1 + 2^-30 is no float32 either."""
+    method = find_method("fedvarp")
+    server = method.init(torch.zeros(1), federation())
+    server = answer(method, server, {0: (torch.ones(1),), 1: (torch.tensor([2.0**-30]),)})
+    assert torch.equal(server.total_P, vector(1 + 2.0**-30))
+    server = answer(method, server, {0: (torch.zeros(1),), 1: (torch.zeros(1),)})
+    assert torch.equal(server.total_P, vector(0.0))
+
+
 def test_a_client_that_holds_more_by_now_weighs_more_in_the_memory():
     """n = (1, 1), Delta = (4, 8): h_bar = 6. Client 0 says 4 again with n = 3: h_bar = (3 * 4 + 8) / 4 = 5."""
     method = find_method("fedvarp")
