@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from fedncv.engine.blocks import blocks, replace_block
 from fedncv.engine.cpu_library import Shape, library
 from fedncv.engine.problem import Problem
 from fedncv.flat import Model
@@ -174,40 +175,10 @@ def agree(model: Model, other: Model, inputs: Tensor) -> bool:
 
 
 def fuse(module: nn.Module) -> int:
-    """Fuse what can be: in a Sequential, Conv2d, BatchNorm2d, ReLU and MaxPool2d(2) in a row. -> how many"""
-    names = [id(part) for _, part in module.named_modules(remove_duplicate=False)]
-    count = 0
-    for sequence in [part for part in module.modules() if type(part) is nn.Sequential]:
-        for i in range(len(sequence) - 3):
-            parts = [sequence[i + j] for j in range(4)]
-            if any(names.count(id(part)) > 1 or _watched(part) for part in parts):
-                continue  # used elsewhere too, or looked at by someone
-            conv, norm, relu, pool = parts
-            if not (type(conv) is nn.Conv2d and type(norm) is nn.BatchNorm2d and type(pool) is nn.MaxPool2d):
-                continue
-            if _plain(conv) and norm.affine and norm.track_running_stats and type(relu) is nn.ReLU and _halves(pool):
-                passed = PassedNorm(norm)
-                sequence[i], sequence[i + 1] = FusedConv(conv, passed), passed
-                sequence[i + 2], sequence[i + 3] = nn.Identity(), nn.Identity()
-                count += 1
-    return count
-
-
-def _watched(part: nn.Module) -> bool:
-    return bool(part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks)
-
-
-def _plain(conv: nn.Conv2d) -> bool:
-    ones = (conv.stride, conv.dilation, (conv.groups, conv.groups))
-    return all(pair == (1, 1) for pair in ones) and conv.padding == (0, 0)
-
-
-def _halves(pool: nn.MaxPool2d) -> bool:
-    return (
-        pool.kernel_size in (2, (2, 2))
-        and pool.stride in (2, (2, 2))
-        and pool.padding in (0, (0, 0))
-        and pool.dilation in (1, (1, 1))
-        and not pool.ceil_mode
-        and not pool.return_indices
-    )
+    """Fuse what can be. -> how many"""
+    found = list(blocks(module))
+    for block in found:
+        _, _, conv, norm = block
+        passed = PassedNorm(norm)
+        replace_block(block, FusedConv(conv, passed), passed)
+    return len(found)

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedncv.engine.blocks import blocks, replace_block
 from fedncv.engine.masked import MaskedBatchNorm
 from fedncv.tasks import TASKS, Task
 
@@ -23,6 +24,7 @@ except ImportError:  # no triton: the reference below runs instead
     fused_kernels = None  # type: ignore[assignment]
 
 HAVE_KERNELS = fused_kernels is not None
+MOST_CHANNELS = 64  # of a filter that fits into a block of registers
 
 
 class Forward(torch.autograd.Function):
@@ -258,43 +260,13 @@ class Linear(nn.Module):
 
 
 def fuse(module: nn.Module) -> None:
-    """Fuse what can be: in a Sequential, a plain small convolution, BatchNorm2d, ReLU and MaxPool2d(2) in a row."""
+    """Fuse what can be; linear layers everywhere."""
     for name, part in list(module.named_modules()):
         if type(part) is nn.Linear and name:
             parent, _, child = name.rpartition(".")
             setattr(module.get_submodule(parent), child, Linear(part))
-    for part in list(module.modules()):
-        if not isinstance(part, nn.Sequential):
-            continue
-        for i in range(len(part) - 3):
-            conv, norm, relu, pool = (part[i + j] for j in range(4))
-            if not (
-                isinstance(conv, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d) and isinstance(pool, nn.MaxPool2d)
-            ):
-                continue
-            kept = norm.affine and norm.track_running_stats
-            if _plain(conv) and kept and type(relu) is nn.ReLU and _halves(pool):
-                fused = FusedNorm(norm)
-                part[i], part[i + 1] = FusedConv(conv, fused), fused
-                part[i + 2], part[i + 3] = nn.Identity(), nn.Identity()
-
-
-def _plain(conv: nn.Conv2d) -> bool:
-    return (
-        conv.stride == (1, 1)
-        and conv.padding == (0, 0)
-        and conv.dilation == (1, 1)
-        and conv.groups == 1
-        and max(conv.in_channels, conv.out_channels) <= 64  # whole filters in a block of registers
-    )
-
-
-def _halves(pool: nn.MaxPool2d) -> bool:
-    return (
-        pool.kernel_size in (2, (2, 2))
-        and pool.stride in (2, (2, 2))
-        and pool.padding in (0, (0, 0))
-        and pool.dilation in (1, (1, 1))
-        and not pool.ceil_mode
-        and not pool.return_indices
-    )
+    for block in list(blocks(module)):
+        _, _, conv, norm = block
+        if max(conv.in_channels, conv.out_channels) <= MOST_CHANNELS:
+            fused = FusedNorm(norm)
+            replace_block(block, FusedConv(conv, fused), fused)
