@@ -7,7 +7,7 @@ from federations import everyone, tiny, train
 from torch import nn
 from torch.testing import assert_close
 
-from fedncv.engine import evaluate
+from fedncv.engine import evaluate, stacked_scores
 from fedncv.engine.local import train as train_client
 from fedncv.engine.problem import arrivals, messages
 from fedncv.engine.sequential import Draw, run_round
@@ -131,6 +131,23 @@ def test_a_client_predicts_with_a_share_of_its_trained_statistics_too():
     problem.method.predict(ask, trained.y_P, arrival.down, trained.kept.own)
     assert_close(ask.buffers_R, 0.75 * arrival.buffers_R + 0.25 * trained.buffers_R, rtol=1e-12, atol=1e-14)
     assert not torch.equal(trained.buffers_R, arrival.buffers_R)
+
+
+def test_after_training_every_engine_scores_with_that_share(monkeypatch):
+    problem = tiny("fedncv:blend=1.5", model=normalised, per_round=2)
+    state = train(problem, rounds=2)
+    expected = []
+    for arrival in arrivals(problem.in_use, state, everyone(0, 1, 2, 3).ids):
+        trained_R = train_client(problem, 2, arrival).buffers_R
+        expected.append(0.75 * arrival.buffers_R + 0.25 * trained_R)
+    one_by_one, together = [], []
+    monkeypatch.setattr(evaluate, "score", lambda problem, u, x_P, b_R, offset_C: one_by_one.append(b_R) or 0.0)
+    evaluate.after(problem, state)
+    assert_close(torch.stack(one_by_one), torch.stack(expected), rtol=1e-12, atol=1e-14)
+    scores = stacked_scores.scores
+    monkeypatch.setattr(stacked_scores, "scores", lambda *given: together.append(given[3]) or scores(*given))
+    ScoringEngine([problem]).after([state])
+    assert_close(torch.cat(together), torch.stack(expected), rtol=1e-10, atol=1e-12)
 
 
 def test_a_study_with_personal_statistics_keeps_them_personal():
