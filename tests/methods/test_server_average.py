@@ -10,6 +10,7 @@ from torch.testing import assert_close
 from fedncv.engine import evaluate, stacked_scores
 from fedncv.engine.local import train as train_client
 from fedncv.engine.problem import arrivals, messages
+from fedncv.engine.processes import ProcessesEngine
 from fedncv.engine.sequential import Draw, run_round
 from fedncv.engine.stacked_scores import ScoringEngine
 from fedncv.methods import find_method
@@ -17,6 +18,7 @@ from fedncv.methods.base import Replies, ServerAsk
 from fedncv.methods.switches.server_average import averaged_statistics
 from fedncv.methods.switches.server_momentum import with_momentum
 from fedncv.simulate import export
+from fedncv.tasks import TASKS
 
 SHARE = 0.5
 
@@ -108,17 +110,20 @@ def test_the_average_is_what_is_scored_and_exported():
 
 
 @pytest.mark.parametrize("method", ["fedncv", "fedavg+average", "fedncv:blend=2,average=2"])
-def test_a_stack_scores_the_same_models(method):
-    problem = tiny(method, model=normalised, per_round=2)
+def test_every_engine_scores_the_same_models(method):
+    """By the loss, which tells models apart where the accuracy of a few samples does not."""
+    task = TASKS["classification"]
+    task = task._replace(score=lambda logits, target: -task.loss(logits, target).double())
+    problem = tiny(method, model=normalised, per_round=2)._replace(task=task)
     state = train(problem, rounds=3)
-    engine = ScoringEngine([problem])
-    for alone, (together,) in (
-        (evaluate.before(problem, state), engine.before([state])),
-        (evaluate.after(problem, state), engine.after([state])),
-    ):
+    before, after, engine = evaluate.before(problem, state), evaluate.after(problem, state), ScoringEngine([problem])
+    for alone, (together,) in ((before, engine.before([state])), (after, engine.after([state]))):
         assert alone.keys() == together.keys()
         for name, value in alone.items():
             assert together[name] == pytest.approx(value), name
+    with ProcessesEngine([problem], workers=1) as processes:
+        assert processes.before([state]) == [before]
+        assert processes.after([state]) == [after]
 
 
 def test_a_client_predicts_with_a_share_of_its_trained_statistics_too():
