@@ -21,7 +21,8 @@ and, as switches of their own, control variates for mini-batches (switches/sampl
 of those seen: known before the draw as well, and closer than zero.
 
 alpha_u* makes one client's gradient least noisy. The default is 1 all the same: what a smaller alpha_u leaves behind is
-drift, which does not average out.
+drift, which does not average out. With alpha = 1 an update no longer resembles the client's last one, so the memory of
+h_u has nothing to give and is off; without the correction it is worth having (docs/results/README.md).
 
 After Chen et al., "Taming Gradient Variance in Federated Learning with Networked Control Variates"; the literal
 reading is fedncv_paper.py. Everything off is FedAvg to the last bit. Special cases: beta = 1 with equal sizes FedVARP,
@@ -44,7 +45,7 @@ from fedncv.rows import AnyRows, rows_of, with_rows
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    memory: Literal["off", "fixed", "adaptive"] = "adaptive"
+    memory: Literal["off", "fixed", "adaptive"] = "off"
     """Server memory h_u: off; with the given beta; or with beta from earlier rounds."""
     beta: float = 1.0
     """Trust in the memory where it is fixed, from 0 to 1; the ceiling where it is adaptive."""
@@ -99,7 +100,7 @@ class Server(NamedTuple):
     c: AnyRows  # mean raw gradient of the last round
     sum_c: WeightedSum
     alpha: AnyRows  # scalars
-    sum_alpha_c: WeightedSum  # of alpha_v c_v, with weights n_v alpha_v
+    sum_alpha_c: WeightedSum  # of alpha_v c_v, with weights n_v alpha_v; where they are learned
     moments: Moments  # of earlier rounds, for beta
 
 
@@ -144,10 +145,13 @@ def fedncv(config: Config = Config()) -> Method:
     def corrections(server: Server, ids_S: Tensor) -> Tensor:
         """e_u of these clients."""
         c_bar_Q = estimators.weighted_mean(server.sum_c)
+        c_SQ = rows_of(server.c, ids_S, c_bar_Q.to(server.x_Q.dtype))
+        if config.drift == "fixed":  # one alpha for all seen, and c_bar for the others: centred as it is
+            alpha_S = c_SQ.new_full((len(ids_S),), config.alpha)
+            return estimators.drift_corrections(c_SQ, alpha_S, c_bar_Q, torch.zeros_like(c_bar_Q))
         # recentred over all clients, those never seen included: sum_u p_u e_u = 0 from the first round on
         spread_Q = server.sum_alpha_c.total_P - server.sum_alpha_c.size * c_bar_Q
         alpha_S = rows_of(server.alpha, ids_S, server.x_Q.new_zeros(()))
-        c_SQ = rows_of(server.c, ids_S, c_bar_Q.to(server.x_Q.dtype))
         return estimators.drift_corrections(c_SQ, alpha_S, c_bar_Q, spread_Q / server.n_N.sum())
 
     def broadcast(server: Server, ids_S: Tensor) -> Down:
@@ -264,16 +268,16 @@ def _learn(config: Config, server: Server, after: Server, replies: Replies, e_SQ
     ids_S = replies.ids_S
     path_S = replies.ups.total_step
     c_new_SQ = replies.ups.delta_Q / path_S[:, None] + e_SQ
+    c, sum_c = _remember(server.c, server.sum_c, replies, server.n_N, c_new_SQ)
+    if config.drift == "fixed":
+        alpha_S = path_S.new_full((len(ids_S),), config.alpha)
+        return after._replace(c=c, sum_c=sum_c, alpha=with_rows(server.alpha, ids_S, alpha_S))
     c_bar_Q = estimators.weighted_mean(server.sum_c).to(e_SQ.dtype)
     c_old_SQ = rows_of(server.c, ids_S, c_bar_Q)
-    c, sum_c = _remember(server.c, server.sum_c, replies, server.n_N, c_new_SQ)
     seen_S = torch.tensor([u in server.c for u in ids_S.tolist()], device=ids_S.device)
     old_S = rows_of(server.alpha, ids_S, e_SQ.new_zeros(()))
-    if config.drift == "adaptive":
-        target_S = estimators.learned_alpha(c_new_SQ, c_old_SQ, estimators.weighted_mean(sum_c), seen_S)
-        new_S = estimators.smoothed(old_S, target_S.clamp(max=config.alpha), rate=config.rate)
-    else:
-        new_S = torch.full_like(old_S, config.alpha)
+    target_S = estimators.learned_alpha(c_new_SQ, c_old_SQ, estimators.weighted_mean(sum_c), seen_S)
+    new_S = estimators.smoothed(old_S, target_S.clamp(max=config.alpha), rate=config.rate)
     sum_alpha_c = estimators.replace_rows(
         server.sum_alpha_c,
         c_old_SQ,
