@@ -16,7 +16,6 @@ FIG3 = (
 # Beside the paper's methods: no federation at all, the paper's equations as printed, and what the label prior
 # alone does for the shared-head methods, so that the table shows what the control variates add.
 BESIDE = ("local", "fedncv-paper", "fedavg+prior", "fedavgm+prior", "scaffold+prior")
-ABLATED = ("memory=off", "drift=off", "tau=0", "momentum=0", "even=false", "average=0", "blend=0")
 # `fedncv study table1 --datasets cifar10 --tune` (docs/results/table1.tar.xz); all others 0.01
 TUNED_ON_CIFAR10 = {
     "fedavg": 0.03,
@@ -24,6 +23,7 @@ TUNED_ON_CIFAR10 = {
     "fedper": 0.03,
     "scaffold": 0.03,
     "scaffold+prior": 0.03,
+    "fedrep": 0.1,
     "local": 0.03,
 }
 
@@ -103,17 +103,23 @@ def table2() -> Study:
 
 
 def ablation() -> Study:
-    """Each part of FedNCV off alone and on alone, and its parts on other methods."""
-    nothing = "fedncv:memory=off,drift=off,even=false,tau=0,momentum=0,average=0,blend=0"
-    off_alone = [f"fedncv:{part}" for part in ABLATED] + ["fedncv:memory=off,drift=off", "fedncv:drift=adaptive"]
+    """Each part of FedNCV off alone, on alone, and on other methods."""
+    nothing = "fedncv:drift=off,even=false,tau=0,momentum=0,average=0,blend=0"  # FedAvg
+    off_alone = [f"fedncv:{part}" for part in nothing.removeprefix("fedncv:").split(",")]
+    more = [f"fedncv:{part}" for part in ("memory=adaptive", "memory=adaptive,drift=off", "drift=adaptive")]
+    more += ["fedncv:samples=saga"]
     on_alone = [
-        nothing.replace("memory=off", "memory=adaptive"), nothing.replace("drift=off", "drift=fixed"),
-        "fedavg+prior", "fedavg+momentum", "fedavg+even", "fedavg+average",
+        nothing.replace("drift=off", "drift=fixed"), nothing.replace("drift=off", "drift=off,memory=adaptive"),
+        nothing.replace("blend=0", "blend=0.03"), "fedavg+even", "fedavg+momentum", "fedavg+average", "fedavg+prior",
     ]  # fmt: skip
-    without_control_variates = [f"{m}+even+prior+momentum+average" for m in ("fedavg", "scaffold")]
-    with_prior = ["fedavgm+prior", "scaffold+prior", "fedavg+prior+momentum", "scaffold+prior+momentum"]
-    others = ["fedavg", "fedavgm", "scaffold", "scaffold+momentum", "fedvarp", "fedncv:samples=saga"]
-    methods = present("fedncv", *off_alone, *on_alone, *without_control_variates, *with_prior, *others)
+    others = [
+        "fedavg", "fedavgm", "scaffold", "fedvarp", "scaffold+momentum", "fedavg+prior+momentum", "fedavgm+prior",
+        "scaffold+prior", "scaffold+prior+momentum", "fedavg+even+prior+momentum+average",
+        "scaffold+even+prior+momentum+average",
+    ]  # fmt: skip
+    methods = present("fedncv", *off_alone, *more, *on_alone, *others)
+    # a part alone runs at the learning rate of FedAvg, unless the two were tuned together
+    rates = dict.fromkeys(on_alone[:-1], TUNED_ON_CIFAR10["fedavg"])
     return Study(
         name="ablation",
         title="Ablation: what each part of FedNCV adds",
@@ -121,7 +127,7 @@ def ablation() -> Study:
         datasets=("cifar10",),
         methods=methods,
         seeds=tuple(range(5)),
-        lr={"cifar10": _rates(methods)},
+        lr={"cifar10": rates | _rates(methods)},
     )
 
 
