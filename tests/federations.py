@@ -15,6 +15,10 @@ from fedncv.methods import find_method
 from fedncv.methods.base import Federation, Replies, ServerAsk
 from fedncv.tasks import Task
 
+# FedNCV with all that its server can keep: rows of h, c and alpha with their sums, and the moments behind beta.
+# Alpha and beta are 0 until clients have come back: a third round is the first to train and to step with them.
+FULL_FEDNCV = "fedncv:memory=adaptive,drift=adaptive"
+
 
 def everyone(*ids):
     """A draw of just these clients, all of whom answer in full."""

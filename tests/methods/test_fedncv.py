@@ -5,7 +5,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 import torch
-from federations import everyone, quadratics, tiny, train
+from federations import everyone, quadratics, tiny, train, vector
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -13,7 +13,7 @@ from fedncv.engine import evaluate
 from fedncv.engine.local import train as train_client
 from fedncv.engine.problem import arrivals, start
 from fedncv.engine.sequential import run_round
-from fedncv.estimators import weighted_mean
+from fedncv.estimators import WeightedSum, weighted_mean
 from fedncv.methods import find_method
 from fedncv.methods.fedncv import Config
 from fedncv.tree import num_bytes
@@ -133,6 +133,48 @@ def test_corrections_sum_to_zero_whoever_was_seen_and_however_unequal_alpha_is()
     assert_close(p @ e_NP, torch.zeros_like(e_NP[0]), atol=1e-12, rtol=0)
 
 
+@pytest.mark.parametrize("stream", ["", "arrivals:start=0.3,rate=0.1"])
+@pytest.mark.parametrize("alpha", [1.0, 0.3])
+def test_one_alpha_for_all_is_centred_as_it_is(alpha, stream):
+    """e_u = alpha (c_u - c_bar), 0 for the clients never seen, and sum_u p_u e_u = 0 over all of them, whatever sizes
+    they last reported: the recentred form, by the code for alphas that are learned, has nothing to add.
+    """
+    problem, learned = (
+        tiny(fedncv(drift=drift, alpha=alpha), sizes=(20, 8, 12, 31, 9), per_round=2, stream=stream)
+        for drift in ("fixed", "adaptive")
+    )
+    state = train(problem, ids=[0, 1], rounds=2)
+    server = train(problem, ids=[1, 3], state=state).server  # clients 2 and 4 were never seen
+    n_N, c = server.n_N, server.c
+    assert sorted(c) == [0, 1, 3]
+    c_bar_P = sum(n_N[u] * c_P for u, c_P in c.items()) / sum(n_N[u] for u in c)
+    zero_P = torch.zeros_like(c_bar_P)
+    e_NP = problem.method.broadcast(server, torch.arange(5)).e_Q
+    expected = [alpha * (c[u] - c_bar_P) if u in c else zero_P for u in range(5)]
+    assert_close(e_NP, torch.stack(expected), rtol=1e-10, atol=1e-12)
+    assert min(float(e_NP[u].abs().max()) for u in c) > 0.01
+    assert_close(n_N / n_N.sum() @ e_NP, zero_P, rtol=0, atol=1e-12)
+    sum_alpha_c = WeightedSum(sum(n_N[u] * alpha * c[u] for u in c), sum(n_N[u] * alpha for u in c))
+    recentred = server._replace(sum_alpha_c=sum_alpha_c)
+    assert_close(learned.method.broadcast(recentred, torch.arange(5)).e_Q, e_NP, rtol=1e-10, atol=1e-12)
+
+
+def test_half_a_correction_of_two_rounds_by_hand():
+    """x = 5, sizes 1, 3 and 2, of which the third is not seen: c = (5, 16) of mean 53/4, so e = (-33/8, 11/8, 0), and
+    n_0 e_0 + n_1 e_1 = 0. x = 5 - 0.05 * 53/4 = 4.3375; then all: c = g = (4.3375, 13.35, 2.675) of mean 49.7375/6.
+    """
+    problem = quadratics(
+        fedncv(drift="fixed", alpha=0.5), a=(1.0, 4.0, 2.0), b=(0.0, 1.0, 3.0), sizes=[1, 3, 2], steps=1
+    )
+    state = train(problem, ids=[0, 1])
+    assert_close(problem.method.broadcast(state.server, torch.arange(3)).e_Q[:, 0], vector(-33 / 8, 11 / 8, 0))
+    replies = [train_client(problem, 1, a).up.delta_Q for a in arrivals(problem, state, np.arange(3))]
+    assert_close(torch.cat(replies), 0.05 * vector(4.3375 + 33 / 8, 13.35 - 11 / 8, 2.675))
+    server = train(problem, ids=[0, 1, 2], state=state).server
+    assert [float(server.c[u]) for u in range(3)] == pytest.approx([4.3375, 13.35, 2.675])
+    assert float(server.x_Q) == pytest.approx(4.3375 - 0.05 * 49.7375 / 6)  # one step: corrections cancel in the mean
+
+
 def test_the_memory_is_the_raw_gradient_without_the_correction():
     """One full-batch step: Delta / lr = g - e, so c = g, whatever e was: a_u (x - b_u)."""
     problem = quadratics(fedncv(drift="fixed"), steps=1, x=1.0)
@@ -140,6 +182,20 @@ def test_the_memory_is_the_raw_gradient_without_the_correction():
     x = float(state.server.x_Q)
     after = train(problem, state=state).server
     assert [float(after.c[u]) for u in (0, 1)] == pytest.approx([x - 0.0, 4 * (x - 1.0)])
+
+
+@pytest.mark.parametrize("drift", ["fixed", "adaptive"])
+def test_what_is_added_back_is_what_was_sent(drift):
+    """Although p_v, and with them the recentring of unequal alphas, are others once the replies told new sizes."""
+    problem = tiny(fedncv(drift=drift), sizes=(20, 8, 12, 31, 9), stream="arrivals:start=0.3,rate=0.2")
+    state = train(problem, ids=[0, 1, 3], rounds=3)
+    after = train(problem, ids=[0, 1, 3], state=state).server
+    assert not torch.equal(after.n_N, state.server.n_N)
+    now = problem.at(state.round)
+    for arrival in arrivals(now, state, np.array([0, 1, 3])):
+        up = train_client(now, state.round, arrival).up
+        expected = up.delta_Q / up.total_step + arrival.down.e_Q
+        assert_close(after.c[arrival.client], expected, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("ceiling", [1.0, 0.5])
@@ -196,11 +252,12 @@ class Numbers(TorchDispatchMode):
         return result
 
 
-def test_a_round_costs_what_its_clients_cost_not_what_all_clients_cost():
+@pytest.mark.parametrize("drift", ["fixed", "adaptive"])
+def test_a_round_costs_what_its_clients_cost_not_what_all_clients_cost(drift):
     """The server's work for two replies: 60 clients in place of 6 add a few scalars each, and no vectors."""
     counts = {}
     for n in (6, 60):
-        problem = tiny(fedncv(memory="adaptive", drift="adaptive"), sizes=(8,) * n, per_round=2)
+        problem = tiny(fedncv(memory="adaptive", drift=drift), sizes=(8,) * n, per_round=2)
         state = train(problem, ids=list(range(n)))
         with Numbers() as counting:
             train(problem, ids=[0, 1], state=state)
@@ -219,7 +276,8 @@ def test_what_travels_is_one_more_array_down_and_one_number_up():
 
 
 def test_a_client_whose_numbers_are_lost_leaves_no_trace():
-    problem = quadratics("fedncv:tau=0,momentum=0", a=(1.0, 1e200, 2.0), b=(0.0, 1.0, 1.0), diverged="skip", steps=3)
+    text = "fedncv:memory=adaptive,tau=0,momentum=0"
+    problem = quadratics(text, a=(1.0, 1e200, 2.0), b=(0.0, 1.0, 1.0), diverged="skip", steps=3)
     state, row = run_round(problem, start(problem))
     assert row["skipped"] == [1]
     assert set(state.server.h) == set(state.server.c) == {0, 2}
@@ -275,9 +333,18 @@ def test_the_average_is_handed_out_and_training_goes_on_from_the_last_model():
     assert_close(state.buffers, first.buffers + (second.buffers - first.buffers) / 1.5)
 
 
-def test_what_is_off_takes_no_memory():
-    server = start(tiny(fedncv())).server
-    assert (server.v_Q.numel(), server.a_Q.numel()) == (0, 0)
+@pytest.mark.parametrize(
+    ("knobs", "kept"),
+    [
+        ({}, ""),
+        ({"drift": "fixed"}, "c alpha"),
+        ({"memory": "fixed"}, "h"),
+        ({"momentum": 0.5, "average": 1}, "v_Q a_Q"),
+    ],
+)
+def test_what_is_off_takes_no_memory(knobs, kept):
+    server = train(tiny(fedncv(**knobs))).server._asdict()
+    assert {name for name in ("h", "c", "alpha", "v_Q", "a_Q") if len(server[name])} == set(kept.split())
 
 
 @pytest.mark.parametrize("kind", ["saga", "svrg"])
