@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from federations import FULL_FEDNCV
 from torch import nn
 
 from fedncv import store
@@ -45,7 +46,7 @@ def problem():
         data=dataset,
         clients=Clients([np.array([u]) for u in range(CLIENTS)], [nobody] * CLIENTS),
         model=lambda shape, outputs: nn.Linear(shape[0], outputs, bias=False),
-        method=find_method("fedncv"),
+        method=find_method(FULL_FEDNCV),
     )
 
 

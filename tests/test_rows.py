@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from federations import tiny, train
+from federations import FULL_FEDNCV, tiny, train
 
 import fedncv
 from fedncv import rows as rows_module
@@ -132,10 +132,11 @@ def test_rows_that_fit_stay_in_memory():
 @pytest.mark.parametrize(
     ("method", "stacked"),
     [
-        ("fedncv:personal=head", False),
+        (f"{FULL_FEDNCV},personal=head", False),
         ("scaffold", True),
         ("fedvarp+momentum", False),
-        pytest.param("fedncv:personal=head", True, marks=pytest.mark.slow),
+        ("fedncv", False),
+        pytest.param(f"{FULL_FEDNCV},personal=head", True, marks=pytest.mark.slow),
         pytest.param("scaffold", False, marks=pytest.mark.slow),
     ],
 )
@@ -149,12 +150,13 @@ def test_where_rows_lie_changes_no_digit(method, stacked):
             state = engine.run_rounds([state])[0][0] if engine else run_round(problem, state)[0]
         states.append(state)
     same(states[0], states[1])
-    in_files = {path for path, _ in all_rows(states[1])}
+    in_files = {path for path, rows in all_rows(states[1]) if len(rows)}
     assert in_files == IN_FILES[method]
 
 
 IN_FILES = {
-    "fedncv:personal=head": {"server.h", "server.c", "server.alpha", "kept"},
+    f"{FULL_FEDNCV},personal=head": {"server.h", "server.c", "server.alpha", "kept"},
+    "fedncv": {"server.c", "server.alpha"},
     "scaffold": {"kept"},
     "fedvarp+momentum": {"server.server.h"},
 }
@@ -179,11 +181,12 @@ class Counted:
         monkeypatch.setattr(rows_module.os, "pwrite", counted_write)
 
 
-def test_a_round_reads_and_writes_the_rows_of_its_own_clients(monkeypatch):
-    """Two replies: h, c and alpha of two clients are written, whether 6 or 36 clients were seen before."""
+@pytest.mark.parametrize(("method", "vectors"), [(FULL_FEDNCV, 2), ("fedncv:memory=adaptive", 2), ("fedncv", 1)])
+def test_a_round_reads_and_writes_the_rows_of_its_own_clients(method, vectors, monkeypatch):
+    """Two replies: of two clients alpha, c and where it is kept h are written, whether 6 or 36 were seen before."""
     counts = {}
     for n in (6, 36):
-        problem = tiny("fedncv", sizes=(8,) * n, per_round=2, rows="disk")
+        problem = tiny(method, sizes=(8,) * n, per_round=2, rows="disk")
         state = train(problem, ids=list(range(n)))
         with monkeypatch.context() as patch:
             counting = Counted(patch)
@@ -191,7 +194,7 @@ def test_a_round_reads_and_writes_the_rows_of_its_own_clients(monkeypatch):
             counts[n] = (counting.read, counting.written)
     size = len(problem.model.start_P) * 8
     assert counts[6] == counts[36]
-    assert counts[36][1] == 2 * (2 * (NAME + size) + NAME + 8)
+    assert counts[36][1] == 2 * (vectors * (NAME + size) + NAME + 8)
     assert 0 < counts[36][0] <= 20 * size
 
 
@@ -199,7 +202,7 @@ def test_a_checkpoint_writes_names_and_no_rows(tmp_path, monkeypatch):
     """Beside the model and the sums: an id and a name for each client and kind of row."""
     sizes = {}
     for n in (6, 36):
-        problem = tiny("fedncv", sizes=(8,) * n, rows="disk")
+        problem = tiny(FULL_FEDNCV, sizes=(8,) * n, rows="disk")
         folder = tmp_path / str(n)
         store.create(folder, problem.config)
         state = start(problem)
@@ -217,7 +220,7 @@ def test_a_checkpoint_writes_names_and_no_rows(tmp_path, monkeypatch):
 
 
 def test_messages_to_all_clients_are_made_a_few_at_a_time(monkeypatch):
-    problem = tiny("fedncv", rows="disk")
+    problem = tiny(FULL_FEDNCV, rows="disk")
     state = train(problem, rounds=2)
     whole = list(arrivals(problem, state, np.arange(4)))
     asked = []
@@ -243,9 +246,10 @@ from dataclasses import replace
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 import dying
+from federations import FULL_FEDNCV
 from fedncv import rows, store
 torch.set_num_threads(1)
-dying.CONFIG = replace(dying.CONFIG, method="fedncv", rows="disk", rounds=5, checkpoint_every=2)
+dying.CONFIG = replace(dying.CONFIG, method=FULL_FEDNCV, rows="disk", rounds=5, checkpoint_every=2)
 rows.write_point = lambda name: store.write_point(name)
 base, points = Path(sys.argv[2]), json.loads(sys.argv[3])
 dying.train(base / "reference")
@@ -285,7 +289,7 @@ def test_killed_at_every_write_point_a_run_with_rows_on_disk_ends_with_the_same_
 
 def test_a_checkpoint_stays_whole_while_later_rounds_write(tmp_path):
     """The rows of round 2 are read back after round 5 has replaced them, all but the new checkpoint done."""
-    problem = tiny("fedncv", rows="disk", per_round=3)
+    problem = tiny(FULL_FEDNCV, rows="disk", per_round=3)
     store.create(tmp_path / "run", problem.config)
     state = start(problem)
     journal = store.Journal(tmp_path / "run", problem.config, state)

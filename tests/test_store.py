@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from federations import FULL_FEDNCV
 from safetensors.torch import load_file, save_file
 
 import fedncv
@@ -50,7 +51,7 @@ def test_killed_at_twenty_random_moments_a_run_ends_with_the_same_bytes(tmp_path
     assert set(verdicts.values()) == {"equal"}, verdicts
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [*METHODS, FULL_FEDNCV, "fedncv:memory=fixed"])
 def test_every_methods_state_survives_the_disk_to_the_last_bit(method, tmp_path):
     result = fedncv.simulate(out=tmp_path / "run", method=method, **QUICK)
     stored = store.read_state(tmp_path / "run", result.problem)

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from federations import FULL_FEDNCV
 
 from fedncv import cli
 
@@ -28,7 +29,7 @@ def main(*argv):
 
 def test_it_prints_the_table_and_leaves_rows_and_five_pictures_that_can_be_drawn_again(tmp_path, capsys):
     out = tmp_path / "v"
-    methods = ["fedavg", "scaffold", "fedncv:drift=adaptive"]
+    methods = ["fedavg", "scaffold", FULL_FEDNCV]
     assert main(*methods, *SMALL, "--at", "2", "3", "--out", str(out)) == 0
     said = capsys.readouterr().out
     assert "all at the models of fedavg's run" in said

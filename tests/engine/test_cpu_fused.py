@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from agreement import QUICK, close, same
+from federations import FULL_FEDNCV
 from torch import nn
 from torch.testing import assert_close
 
@@ -206,13 +207,13 @@ def has_compiled(problem):
 
 
 @needs_compiler
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [*METHODS, FULL_FEDNCV])
 def test_rounds_agree_with_the_sequential_engine(name):
     problem = study(QUICK.get(name, name))
     ours = fused(problem)
     assert ours is not problem
     state = expected = start(problem)
-    for _ in range(2):
+    for _ in range(3):
         (state, row), (expected, expected_row) = run_round(ours, state), run_round(problem, expected)
         close(state, expected, atol=1e-10)
         assert row["loss"] == pytest.approx(expected_row["loss"], abs=1e-10)

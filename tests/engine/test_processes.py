@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from federations import Tiny, everyone, tiny
+from federations import FULL_FEDNCV, Tiny, everyone, tiny
 
 from fedncv.engine import evaluate, processes
 from fedncv.engine.choose import SequentialEngine, engine_for
@@ -28,7 +28,7 @@ def same(tree, other):
         assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b, path
 
 
-@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedrep", "moon"])
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedrep", "moon", FULL_FEDNCV])
 def test_rounds_and_scores_have_the_bits_of_the_sequential_engine(name):
     problems = [tiny(name, seed=seed, **HARD) for seed in (0, 1)]
     states = [start(problem) for problem in problems]

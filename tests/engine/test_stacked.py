@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from agreement import HARD, QUICK, close, close_rows, runs, same
-from federations import Tiny, everyone, quadratics, tiny
+from federations import FULL_FEDNCV, Tiny, everyone, quadratics, tiny
 from torch import nn
 from torch.testing import assert_close
 
@@ -17,14 +17,16 @@ from fedncv.engine.problem import start
 from fedncv.engine.sequential import DivergedError, run_round
 from fedncv.engine.stacked import CannotStackError, StackedEngine
 from fedncv.engine.stage import buckets
+from fedncv.estimators import running_beta
 from fedncv.methods import METHODS, find_method
 from fedncv.methods.base import Phase
 from fedncv.tree import leaves
 
-every_method = pytest.mark.parametrize("name", METHODS)
-FEW = ("fedavg", "fedncv", "scaffold", "fedrep")  # plain, tables and same batches, state, phases
+NAMES = [*METHODS, FULL_FEDNCV]
+every_method = pytest.mark.parametrize("name", NAMES)
+FEW = ("fedavg", "fedncv", FULL_FEDNCV, "scaffold", "fedrep")  # plain, rows, state, phases
 few_methods = pytest.mark.parametrize(
-    "name", [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in METHODS]
+    "name", [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
 )
 
 
@@ -42,6 +44,14 @@ def test_whole_rounds_equal_the_sequential_engine(name):
     for ours, theirs in ((stacked_scores.before, evaluate.before), (stacked_scores.after, evaluate.after)):
         (measured,) = ours(engine, [stacked])
         assert measured == theirs(problem, state)
+
+
+def test_two_rounds_bring_the_full_fedncv_to_use_all_that_it_keeps():
+    """Else the third round above would compare zeros with zeros."""
+    problem = tiny(FULL_FEDNCV, **HARD)
+    server = runs(StackedEngine([problem]), 2)[0][0].server
+    assert 0.1 < float(running_beta(server.moments)) < 1
+    assert problem.method.broadcast(server, torch.arange(5)).e_Q.abs().max() > 0.01
 
 
 @few_methods
@@ -67,15 +77,15 @@ def test_one_round_in_float32_is_within_1e4_of_the_update(name):
 @few_methods
 def test_seeds_stacked_together_are_as_alone_and_so_are_other_buckets(name):
     problems = [tiny(QUICK.get(name, name), seed=seed, **HARD) for seed in (0, 5)]
-    together, rows = runs(StackedEngine(problems), 2)
-    few, few_rows = runs(StackedEngine(problems, capacity=3, ratio=2.0), 2)
-    alone, alone_rows = runs(StackedEngine([problems[1]]), 2)
+    together, rows = runs(StackedEngine(problems), 3)
+    few, few_rows = runs(StackedEngine(problems, capacity=3, ratio=2.0), 3)
+    alone, alone_rows = runs(StackedEngine([problems[1]]), 3)
     atol = 1e-10
     for j in range(2):
         close(few[j], together[j], atol)
-        close_rows(few_rows[1][j], rows[1][j], atol)
+        close_rows(few_rows[-1][j], rows[-1][j], atol)
     close(alone[0], together[1], atol)
-    close_rows(alone_rows[1][0], rows[1][1], atol)
+    close_rows(alone_rows[-1][0], rows[-1][1], atol)
 
 
 def test_a_run_goes_on_from_any_state_with_the_same_bits():

@@ -1,13 +1,16 @@
 """Five clients, three of them a round, over real processes: the sequential engine's bits for five methods."""
 
+import re
+
 import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedncv[flower]'")
 
+from federations import FULL_FEDNCV
 
 pytestmark = pytest.mark.slow
 
-METHODS = ["fedavg", "scaffold", "fedper", "fedncv", "fedncv-sums"]
+METHODS = ["fedavg", "scaffold", "fedper", FULL_FEDNCV, "fedncv-sums"]
 
 
 @pytest.fixture(scope="module")
@@ -17,7 +20,7 @@ def federation(live):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_five_clients_have_the_sequential_engine_s_bits(method, federation, tools):
-    name = "five-" + method.replace(":", "-").replace("=", "-")
+    name = "five-" + re.sub("[:,=]", "-", method)
     changes = {"method": method, "per_round": 3, "rounds": 3}
     state = federation.run(name, seconds=400.0, **changes)
     reference = tools.sequential(tools.changed(federation.config, **changes))

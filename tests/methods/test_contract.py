@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from federations import everyone, quadratics, tiny, train
+from federations import FULL_FEDNCV, everyone, quadratics, tiny, train
 from torch.testing import assert_close
 
 import fedncv.methods
@@ -51,6 +51,7 @@ SMALL = {"fedgen": "fedgen:generator_steps=2,hidden=8,generated=4"}
 SETTLING = {
     "fedncv-sums": ("fedncv-sums:momentum=0", {}),
     "fedncv": ("fedncv:momentum=0", {}),  # oscillations decay by sqrt(momentum) a round
+    FULL_FEDNCV: (f"{FULL_FEDNCV},momentum=0", {}),
     "fedavgm": ("fedavgm:beta=0.3", {}),  # oscillations decay by sqrt(beta) a round
     "feddyn": ("feddyn:alpha=1", {}),  # lambda_u is learned over 1/alpha rounds
     "fedadp": ("fedadp", {"b": (1.0, 1.0)}),  # in one dimension angles are 0 or pi: opposing clients flip the weights
@@ -58,7 +59,7 @@ SETTLING = {
     "fedadam": ("fedadam:server_lr=2,tau=1,beta1=0", {}),
     "fedyogi": ("fedyogi:server_lr=2,tau=1,beta1=0", {}),
 }
-every_method = pytest.mark.parametrize("name", METHODS)
+every_method = pytest.mark.parametrize("name", [*METHODS, FULL_FEDNCV])
 
 
 def same(tree, other):
@@ -83,7 +84,7 @@ def test_the_folder_and_the_dictionary_agree():
     assert set(FEDAVG_LIMIT) == set(METHODS)
 
 
-@every_method
+@pytest.mark.parametrize("name", METHODS)
 def test_a_limit_of_the_method_is_fedavg_to_the_last_bit(name):
     if FEDAVG_LIMIT[name] is None:
         pytest.skip(f"{name} has no limit that is FedAvg")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from federations import Tiny, everyone, train
+from federations import FULL_FEDNCV, Tiny, everyone, train
 from torch import nn
 
 from fedncv.config import RunConfig
@@ -17,11 +17,12 @@ from fedncv.tree import all_finite, leaves
 
 FORMS = [
     "fedncv",
+    FULL_FEDNCV,
     "fedncv:memory=off,drift=off,even=false,tau=0,momentum=0",
     "fedncv:memory=fixed,beta=1,weights=ht,drift=fixed",
     "fedncv:memory=adaptive,weights=ht,drift=adaptive,rate=1,forget=0",
     "fedncv:memory=fixed,drift=adaptive,personal=head,blend=0.5,epsilon=1e-6",
-    "fedncv:samples=saga",
+    "fedncv:memory=adaptive,samples=saga",
     "fedncv:samples=svrg,even=false,tau=2",
     "fedncv-sums",
     "fedncv-sums:alpha=0,even=false,tau=0,momentum=0",
@@ -31,7 +32,7 @@ FORMS = [
     "fedncv-paper:alpha=0,gamma=0",
 ]
 every_form = pytest.mark.parametrize("form", FORMS)
-ONE_OF_EACH = ("fedncv", "fedncv-sums", "fedncv-paper")
+ONE_OF_EACH = ("fedncv", FULL_FEDNCV, "fedncv-sums", "fedncv-paper")
 few_forms = pytest.mark.parametrize(
     "form", [form if form in ONE_OF_EACH else pytest.param(form, marks=pytest.mark.slow) for form in FORMS]
 )
@@ -134,7 +135,7 @@ def test_unless_told_otherwise_a_client_whose_numbers_are_lost_stops_the_run_by_
         train(federation(form, lost=2))
 
 
-@pytest.mark.parametrize("form", ["fedncv", "fedncv-sums"])
+@pytest.mark.parametrize("form", [FULL_FEDNCV, "fedncv:memory=adaptive", "fedncv-sums"])
 def test_what_was_remembered_of_a_client_outlives_its_lost_numbers(form):
     """Known before the draw, so as good a control variate as ever: only the reply is dropped."""
     good, bad = federation(form), federation(form, lost=2, diverged="skip")

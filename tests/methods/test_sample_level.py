@@ -5,7 +5,7 @@ from itertools import permutations
 import numpy as np
 import pytest
 import torch
-from federations import QUADRATIC, Point, everyone, quadratics, tiny, train
+from federations import FULL_FEDNCV, QUADRATIC, Point, everyone, quadratics, tiny, train
 from torch.testing import assert_close
 
 from fedncv.config import RunConfig
@@ -178,7 +178,7 @@ def test_the_pass_of_svrg_is_counted_and_moves_nothing():
 @pytest.mark.parametrize(
     "text",
     [
-        "fedncv:samples=saga",
+        f"{FULL_FEDNCV},samples=saga",
         "fedncv:samples=svrg",
         *(
             pytest.param(text, marks=pytest.mark.slow)
@@ -198,7 +198,7 @@ def test_stacked_clients_equal_clients_one_by_one(text):
     problem = tiny(text, sizes=(20, 1, 9, 18, 31), per_round=4, stragglers=0.5, dropout=0.2, momentum=0.5, epochs=3)
     engine = StackedEngine([problem])
     state = stacked = start(problem)
-    for _ in range(2):
+    for _ in range(3):
         state, row = run_round(problem, state)
         ((stacked, stacked_row),) = engine.run_rounds([stacked])
         for (name, a), (_, b) in zip(leaves(stacked), leaves(state), strict=True):

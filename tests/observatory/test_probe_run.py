@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from federations import Tiny, tiny, tiny_dataset
+from federations import FULL_FEDNCV, Tiny, tiny, tiny_dataset
 from made_up_runs import made_up_study, write_study
 
 import fedncv
@@ -28,7 +28,7 @@ NUMBERS = ("signal", "within", "between", "snr", "sampling", "batches")
 KEYS = {f"variance_{name}{end}" for name in NUMBERS for end in ("", "_low", "_high")}
 QUICK = {"clients": 4, "per_round": 2, "rounds": 3, "epochs": 1, "partition": "iid"}
 SMALL = {"data": tiny_dataset(), "model": Tiny}
-methods = pytest.mark.parametrize("method", ["fedncv", pytest.param("fedper", marks=pytest.mark.slow)])
+methods = pytest.mark.parametrize("method", [FULL_FEDNCV, pytest.param("fedper", marks=pytest.mark.slow)])
 
 
 def split_row(row):

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from federations import tiny
+from federations import FULL_FEDNCV, tiny
 from torch.testing import assert_close
 
 from fedncv.engine.local import train
@@ -32,7 +32,7 @@ def shadow(method, of, rounds=4):
     return problem, [states[0] for states in states_along(engine_for([problem]), rounds, [path(of)])]
 
 
-@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedncv", "fedvarp+momentum", "fedncv:average=0"])
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", FULL_FEDNCV, "fedvarp+momentum", "fedncv:average=0"])
 def test_in_its_own_shadow_a_run_is_itself_bit_for_bit(method):
     _, followed = shadow(method, method)
     own = [states[0] for states in states_along(engine_for([problem_of(method)]), 4)]

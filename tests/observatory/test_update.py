@@ -7,12 +7,13 @@ from itertools import combinations, product
 import numpy as np
 import pytest
 import torch
-from federations import quadratics, tiny, vector
+from federations import FULL_FEDNCV, quadratics, tiny, vector
 from torch.testing import assert_close
 
 from fedncv.engine.local import train
 from fedncv.engine.problem import arrivals
 from fedncv.engine.sequential import Reply, aggregate
+from fedncv.estimators import running_beta
 from fedncv.observatory import errors
 from fedncv.observatory.errors import Draws, spread, weights
 from fedncv.observatory.everyone import Point, _another_seed, common_point, engine_for, everyone
@@ -26,13 +27,14 @@ def slow(method):
     return pytest.param(method, marks=pytest.mark.slow)
 
 
-WEIGHTED = ["fedavg", slow("fedvarp"), "fedstale:beta=0.5", "fedncv:momentum=0", "fedncv:momentum=0,weights=ht", "mifa"]
-OTHERS = ["scaffold", "fedadp", "fedncv-sums:momentum=0", "fedncv", slow("fedavgm:server_lr=0.5")]
+STILL = f"{FULL_FEDNCV},momentum=0"  # no velocity: it aims at the weighted mean
+UNBIASED = f"{STILL},weights=ht"
+WEIGHTED = ["fedavg", slow("fedvarp"), "fedstale:beta=0.5", STILL, UNBIASED, slow("fedncv:momentum=0"), "mifa"]
+OTHERS = ["scaffold", "fedadp", "fedncv-sums:momentum=0", FULL_FEDNCV, slow("fedncv"), slow("fedavgm:server_lr=0.5")]
 FORMS = {
-    "fedavg": "ratio",
-    "fedvarp": "ratio", "fedstale:beta=0.5": "ratio", "fedncv:momentum=0": "ratio", "fedncv": "ratio",
-    "fedncv-sums:momentum=0": "ratio", "fedavgm:server_lr=0.5": "ratio", "scaffold": "mean", "mifa": "sum",
-    "fedncv:momentum=0,weights=ht": "sum", "fedadp": "none",
+    "fedavg": "ratio", "fedvarp": "ratio", "fedstale:beta=0.5": "ratio", "fedavgm:server_lr=0.5": "ratio",
+    "fedncv": "ratio", "fedncv:momentum=0": "ratio", FULL_FEDNCV: "ratio", STILL: "ratio", UNBIASED: "sum",
+    "fedncv-sums:momentum=0": "ratio", "scaffold": "mean", "mifa": "sum", "fedadp": "none",
 }  # fmt: skip
 
 
@@ -105,7 +107,7 @@ def test_a_server_with_another_aim_is_measured_around_its_own_full_participation
     assert row["offset2"] == pytest.approx(float(offset_P.square().sum()), rel=1e-9)
 
 
-@pytest.mark.parametrize("method", ["fedncv", "scaffold", "fedadp"])
+@pytest.mark.parametrize("method", [FULL_FEDNCV, "scaffold", "fedadp"])
 def test_plain_is_fedavg_on_the_same_updates_and_the_cosine_that_of_all_draws(method):
     problem, state = walked(method)
     everybody, n_N = replies(problem, state), problem.federation.sizes_N
@@ -125,7 +127,7 @@ def test_plain_is_fedavg_on_the_same_updates_and_the_cosine_that_of_all_draws(me
     assert row["drift"] == pytest.approx(float(drift) ** 0.5, rel=1e-9)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedncv:weights=ht", slow("scaffold"), "fedadp", slow("mifa")])
+@pytest.mark.parametrize("method", ["fedavg", f"{FULL_FEDNCV},weights=ht", slow("scaffold"), "fedadp", slow("mifa")])
 def test_the_parts_add_up_to_the_whole(method):
     problem, state = walked(method)
     row, _ = probed(problem, state)
@@ -136,7 +138,7 @@ def test_the_parts_add_up_to_the_whole(method):
 
 
 def test_horvitz_thompson_weights_have_no_bias_and_self_normalised_ones_have():
-    (problem, state), (other, at) = walked("fedncv:momentum=0,weights=ht"), walked("fedncv:momentum=0")
+    (problem, state), (other, at) = walked(UNBIASED), walked(STILL)
     row, ratio = probed(problem, state)[0], probed(other, at)[0]
     assert row["bias2"] < 1e-25 * row["mse"]
     assert ratio["bias2"] > 1e-4 * ratio["mse"]
@@ -147,7 +149,7 @@ def test_a_velocity_is_known_before_the_draw_and_changes_no_error():
     reference = small("fedavg")
     path = [common_point(reference, states[0]) for states in states_along(engine_for([reference]), 4)]
     rows = []
-    for method in ("fedncv", "fedncv:momentum=0"):
+    for method in (FULL_FEDNCV, STILL):
         problem = small(method)
         *_, states = states_along(engine_for([problem]), 4, [path])
         rows.append(probed(problem, states[0], again=True)[0])
@@ -188,6 +190,14 @@ def test_the_coefficient_in_use_is_found_and_the_parabola_passes_through_the_err
     assert row["best"] == pytest.approx((1 - row["rho2"]) * aa)
 
 
+@pytest.mark.parametrize("method", [STILL, UNBIASED])
+def test_a_coefficient_that_is_learned_is_found_too(method):
+    problem, state = walked(method)
+    learned = float(running_beta(state.server.moments))
+    assert 0.1 < learned < 1
+    assert probed(problem, state)[0]["beta"] == pytest.approx(learned, abs=1e-9)
+
+
 @pytest.mark.parametrize("weights", ["self_normalised", "ht"])
 def test_no_other_coefficient_errs_less_than_the_best_one(weights):
     """The best one is put into the method, and the neighbours on either side; the memory is kept, not the path."""
@@ -216,14 +226,16 @@ def test_perfect_memory_leaves_no_error(method):
     assert (row["beta"], row["beta_best"], row["rho2"]) == pytest.approx((1.0, 1.0, 1.0))
 
 
-def test_steps_that_remember_something_else_have_no_beta():
+@pytest.mark.parametrize("method", ["mifa", "fedncv"])
+def test_steps_that_remember_something_else_or_nothing_have_no_beta(method):
     """MIFA steps by remembered updates and the weights of all clients: no multiple of h_u stands beside Delta_u."""
-    problem, state = walked("mifa")
+    problem, state = walked(method)
     assert "beta" not in probed(problem, state)[0]
 
 
-def test_alpha_in_use_is_the_servers_and_the_best_one_fits_the_fresh_gradients():
-    problem, state = walked("fedncv:tau=0,even=false", batch_size=100)
+@pytest.mark.parametrize("drift", ["fixed", "adaptive"])
+def test_alpha_in_use_is_the_servers_and_the_best_one_fits_the_fresh_gradients(drift):
+    problem, state = walked(f"fedncv:drift={drift},tau=0,even=false", batch_size=100)
     everybody, server, n_N = replies(problem, state), state.server, problem.federation.sizes_N
     row, _ = probed(problem, state)
     assert row["alpha_clients"] == sorted(server.alpha)
@@ -269,7 +281,8 @@ def test_on_quadratics_the_numbers_are_the_closed_form():
 
 
 @pytest.mark.parametrize(
-    "method", ["fedavg", slow("scaffold"), "fedncv:weights=ht", slow("fedncv"), "fedncv-sums", slow("mifa")]
+    "method",
+    ["fedavg", slow("scaffold"), f"{FULL_FEDNCV},weights=ht", slow(FULL_FEDNCV), "fedncv-sums", slow("mifa")],
 )
 def test_within_and_between_are_those_of_all_draws_and_add_up_to_the_total_variance(method):
     """With steps s, s' of two trainings, over all draws: within E|s - s'|^2 / 2, between Cov(s, s')."""
@@ -294,7 +307,9 @@ def _seeded(config):
     return replace(config, seed=_another_seed(config.seed, 1))
 
 
-@pytest.mark.parametrize("method", ["fedavg", slow("scaffold"), slow("fedvarp"), slow("fedncv"), "fedncv:weights=ht"])
+@pytest.mark.parametrize(
+    "method", ["fedavg", slow("scaffold"), slow("fedvarp"), slow(FULL_FEDNCV), f"{FULL_FEDNCV},weights=ht"]
+)
 def test_a_server_is_asked_by_groups_of_clients_and_not_client_by_client(method):
     """14 clients, 2 a round: two singles, a pair, all, 7 groups and 2 draws; then two singles and all again."""
     problem, state = walked(method, sizes=(9,) * 14)
@@ -312,7 +327,9 @@ def test_a_server_is_asked_by_groups_of_clients_and_not_client_by_client(method)
 # ---- draws in place of the list ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedncv", "fedncv:weights=ht", slow("scaffold"), slow("fedadp")])
+@pytest.mark.parametrize(
+    "method", ["fedavg", FULL_FEDNCV, f"{FULL_FEDNCV},weights=ht", slow("scaffold"), slow("fedadp")]
+)
 def test_drawn_numbers_lie_around_the_listed_ones(method, monkeypatch):
     problem, state = walked(method, sizes=(20, 13, 9, 18, 31, 12, 25, 16), per_round=3)
     exact, _ = probed(problem, state)
@@ -369,7 +386,7 @@ def test_intervals_over_clients_leave_out_one_client_at_a_time():
 @pytest.mark.parametrize("settings", [{"sampling": "weighted"}, {"sampling": "available"}, {"dropout": 0.4}])
 def test_other_designs_are_drawn_as_the_study_draws_them(settings):
     """Horvitz-Thompson weights stay unbiased under each, as far as the draws can tell."""
-    problem, state = walked("fedncv:momentum=0,weights=ht", **settings)
+    problem, state = walked(UNBIASED, **settings)
     row, _ = probed(problem, state, num_draws=600)
     assert row["form"] == "sum"
     assert row["unit"] == "draw"
@@ -380,7 +397,7 @@ def test_other_designs_are_drawn_as_the_study_draws_them(settings):
 # ---- engines -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["scaffold", slow("fedavg"), slow("fedncv")])
+@pytest.mark.parametrize("method", ["scaffold", slow("fedavg"), slow(FULL_FEDNCV)])
 def test_the_stacked_engine_gives_the_same_answers(method):
     problem, state = walked(method)
     stacked = problem._replace(config=_with_engine(problem.config))
