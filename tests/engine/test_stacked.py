@@ -24,7 +24,7 @@ from fedncv.tree import leaves
 
 NAMES = [*METHODS, FULL_FEDNCV]
 every_method = pytest.mark.parametrize("name", NAMES)
-FEW = ("fedavg", "fedncv", FULL_FEDNCV, "scaffold", "fedrep")  # plain, rows, state, phases
+FEW = ("fedavg", FULL_FEDNCV, "scaffold", "fedrep")  # plain, rows, state, phases
 few_methods = pytest.mark.parametrize(
     "name", [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
 )

@@ -18,7 +18,7 @@ from fedncv.simulate import Course, advance_together
 from fedncv.tasks import TASKS
 from fedncv.tree import leaves
 
-FEW = ("fedavg", "scaffold", "fedncv", FULL_FEDNCV, "fedper", "feddyn", "moon", "fednova")
+FEW = ("fedavg", "scaffold", FULL_FEDNCV, "fedper", "feddyn", "moon", "fednova")
 few_methods = pytest.mark.parametrize(
     "name",
     [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in [*METHODS, FULL_FEDNCV]],
