@@ -1,17 +1,19 @@
 """One small archive of a study that was run in parts, on one machine or several, for docs/results/.
 
     python tools/pack_results.py docs/results/table1.tar.xz PART…
+    python tools/pack_results.py docs/results/fig3.tar.xz PART… --seeds 5 --methods fedavg fedavgm …
     tar xf docs/results/table1.tar.xz -C runs && fedncv report runs/table1
 
-A part is a study's folder; all must have the same protocol. Configs, study.toml and metrics go in, without states;
+A part is a study's folder; all must have the same protocol, and the first gives the name. Of parts that hold more than
+is wanted, --seeds and --methods choose. Configs, study.toml and metrics go in, without states;
 every client's own score only of the last row of a run; folders of data are left out of configs, since they say where
 the data lay and not what it was.
 """
 
+import argparse
 import io
 import json
 import shlex
-import sys
 import tarfile
 from dataclasses import fields, replace
 from pathlib import Path
@@ -66,9 +68,13 @@ def slim(rows: list[dict[str, Any]]) -> bytes:
     return "".join(json.dumps(row) + "\n" for row in kept).encode()
 
 
-def contents(parts: list[Path]) -> dict[str, bytes]:
+def contents(parts: list[Path], seeds: int | None, methods: list[str]) -> dict[str, bytes]:
     """Path in the archive -> bytes."""
     study = joined(parts)
+    wanted = tuple(method for method in study.methods if method in (methods or study.methods))
+    rates = {c: {m: lr for m, lr in chosen.items() if m in wanted} for c, chosen in study.lr.items()}
+    study = replace(study, seeds=study.seeds[:seeds], methods=wanted, lr=rates)
+    tuned_on = study.tuning.seeds if study.tuning is not None else ()
     words = made_with(parts)
     words["made_with"]["command"] = command(study)
     found = {FILE: to_toml(study, words).encode()}
@@ -76,6 +82,8 @@ def contents(parts: list[Path]) -> dict[str, bytes]:
         for config in sorted(part.rglob(CONFIG)):
             folder = config.parent
             run: RunConfig = replace(read_config(folder), data_dir="")
+            if run.method not in study.methods or run.seed not in (*study.seeds, *tuned_on):
+                continue
             where = folder.relative_to(part).as_posix()
             files = {f"{where}/{CONFIG}": write_toml(run).encode(), f"{where}/{METRICS}": slim(read_rows(folder))}
             if any(found.get(name, data) != data for name, data in files.items()):
@@ -86,9 +94,9 @@ def contents(parts: list[Path]) -> dict[str, bytes]:
     return found
 
 
-def main(archive: Path, parts: list[Path]) -> None:
+def main(archive: Path, parts: list[Path], seeds: int | None = None, methods: list[str] | None = None) -> None:
     with tarfile.open(archive, "w:xz") as tar:
-        for name, data in sorted(contents(parts).items()):
+        for name, data in sorted(contents(parts, seeds, methods or []).items()):
             info = tarfile.TarInfo(f"{archive.name.removesuffix('.tar.xz')}/{name}")
             info.size = len(data)
             tar.addfile(info, io.BytesIO(data))
@@ -96,4 +104,9 @@ def main(archive: Path, parts: list[Path]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), [Path(part) for part in sys.argv[2:]])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("archive", type=Path)
+    parser.add_argument("parts", type=Path, nargs="+")
+    parser.add_argument("--seeds", type=int, help="only the first so many")
+    parser.add_argument("--methods", nargs="+", help="only these")
+    main(**vars(parser.parse_args()))
