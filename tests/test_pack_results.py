@@ -85,3 +85,13 @@ def test_parts_that_do_not_belong_together_are_refused(tmp_path, pack, parts):
     (other / "study.toml").write_text(text.replace('torch = "2"', 'torch = "3"'))
     with pytest.raises(SystemExit, match="not made with the same versions"):
         pack.made_with([*parts, other])
+
+
+def test_of_parts_that_hold_more_some_methods_and_seeds_are_chosen(pack, parts):
+    files = pack.contents(parts, seeds=1, methods=["fedncv", "fedavg"])
+    runs = sorted(path.removesuffix("/metrics.jsonl") for path in files if path.endswith("metrics.jsonl"))
+    assert runs == ["cifar10/fedavg-seed0", "cifar10/fedncv-seed0", "tuning/cifar10/lr-0.1/fedncv-seed1000"]
+    text = files["study.toml"].decode()
+    assert 'methods = ["fedavg", "fedncv"]\nseeds = [0]\n' in text
+    assert "--methods fedavg fedncv --seeds 1 " in text
+    assert "scaffold" not in text

@@ -15,6 +15,7 @@ import io
 import json
 import shlex
 import tarfile
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,7 @@ def slim(rows: list[dict[str, Any]]) -> bytes:
     return "".join(json.dumps(row) + "\n" for row in kept).encode()
 
 
-def contents(parts: list[Path], seeds: int | None, methods: list[str]) -> dict[str, bytes]:
+def contents(parts: list[Path], seeds: int | None = None, methods: Sequence[str] = ()) -> dict[str, bytes]:
     """Path in the archive -> bytes."""
     study = joined(parts)
     wanted = tuple(method for method in study.methods if method in (methods or study.methods))
@@ -94,9 +95,9 @@ def contents(parts: list[Path], seeds: int | None, methods: list[str]) -> dict[s
     return found
 
 
-def main(archive: Path, parts: list[Path], seeds: int | None = None, methods: list[str] | None = None) -> None:
+def main(archive: Path, parts: list[Path], seeds: int | None = None, methods: Sequence[str] = ()) -> None:
     with tarfile.open(archive, "w:xz") as tar:
-        for name, data in sorted(contents(parts, seeds, methods or []).items()):
+        for name, data in sorted(contents(parts, seeds, methods).items()):
             info = tarfile.TarInfo(f"{archive.name.removesuffix('.tar.xz')}/{name}")
             info.size = len(data)
             tar.addfile(info, io.BytesIO(data))
@@ -108,5 +109,5 @@ if __name__ == "__main__":
     parser.add_argument("archive", type=Path)
     parser.add_argument("parts", type=Path, nargs="+")
     parser.add_argument("--seeds", type=int, help="only the first so many")
-    parser.add_argument("--methods", nargs="+", help="only these")
+    parser.add_argument("--methods", nargs="+", default=(), help="only these")
     main(**vars(parser.parse_args()))
