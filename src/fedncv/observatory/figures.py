@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 
 from fedncv.figures import COLOURS, STYLES
-from fedncv.observatory.table import Row, aims, complete, groups, mean_of, panels, reference_of, relative
+from fedncv.observatory.table import Row, aims, common, groups, mean_of, panels, reference_of, relative
 
 Axes = Any
 Look = dict[str, dict[str, Any]]  # method -> colour and line, the same in all pictures
 Draw = Callable[[Axes, list[Row], Look], None]
+WIDTH = 5.6  # of a panel, inches: small enough that two side by side can be read on a page
 
 
 def draw_all(rows: list[Row], folder: Path, *, prefix: str = "") -> list[Path]:
@@ -42,7 +43,7 @@ def _panels(rows: list[Row], draw: Draw, look: Look, path: Path) -> Path:
     import matplotlib.pyplot as plt
 
     parts = panels(rows)
-    size = (7.5 * len(parts), 4.8)
+    size = (WIDTH * len(parts), 4.6)
     figure, grid = plt.subplots(
         1, len(parts), figsize=size, layout="constrained", squeeze=False, sharex=True, sharey=True
     )
@@ -51,7 +52,7 @@ def _panels(rows: list[Row], draw: Draw, look: Look, path: Path) -> Path:
         axes.set_title(where, loc="left", fontsize=10)
         axes.grid(alpha=0.3)
         axes.set_axisbelow(True)
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=150)
     plt.close(figure)
     return path
 
@@ -64,9 +65,11 @@ def _last(rows: list[Row]) -> list[Row]:
     return [row for row in rows if row["round"] == max(row["round"] for row in rows)]
 
 
-def _legend(axes: Axes, columns: int = 3) -> None:
-    """Below the picture, where it hides nothing."""
-    axes.legend(frameon=False, fontsize=8, ncols=columns, loc="upper left", bbox_to_anchor=(0.0, -0.13))
+def _legend(axes: Axes) -> None:
+    """Below the picture, where it hides nothing, in as many columns as the names leave room for."""
+    _, labels = axes.get_legend_handles_labels()
+    columns = max(1, int(13 * WIDTH) // (6 + max(map(len, labels))))  # 13 letters an inch, 6 for the line before a name
+    axes.legend(frameon=False, fontsize=8, ncols=min(3, columns), loc="upper left", bbox_to_anchor=(-0.05, -0.14))
 
 
 def _log(axes: Axes) -> None:
@@ -101,13 +104,13 @@ def error_against_round(axes: Axes, rows: list[Row], look: Look) -> None:
             axes.plot(aside, [n.value for n in plain if n], ":", color=style["color"], label=label)
     _log(axes)
     axes.set_xlabel(f"round   ({reference_of(rows)})", fontsize=9)
-    axes.set_ylabel("E |aggregated update - full update|²")
+    axes.set_ylabel("E |aggregated update - full update|²", fontsize=9)
     _legend(axes)
 
 
 def split(axes: Axes, rows: list[Row], look: Look) -> None:
     """Where the error comes from: a bar a method, mean over the frozen states."""
-    methods = groups(complete(rows), "method")
+    methods = groups(common(rows), "method")
     parts = {
         "between": ("clients differ (between)", "#D55E00"),
         "within": ("mini-batches (within)", "#56B4E9"),
@@ -120,11 +123,15 @@ def split(axes: Axes, rows: list[Row], look: Look) -> None:
         widths = np.array([max(0.0, n.value) if n else 0.0 for n in found])
         axes.barh(places, widths, left=left, color=colour, label=label, height=0.7)
         left += widths
-    axes.set_yticks(places, [_name(mine) for mine in methods.values()])
+    axes.set_yticks(places, [_name(mine) for mine in methods.values()], fontsize=8)
+    box = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # over the grid
     for place, total in zip(places, left, strict=True):
-        axes.text(total, place, f" {total:.3g}", va="center", fontsize=8)
-    axes.set_xlim(0, max(axes.get_xlim()[1], 1.12 * left.max()))
-    axes.set_xlabel("E |aggregated update - full update|² over draw and batches, mean over the frozen states")
+        axes.annotate(
+            f"{total:#.3g}", (total, place), (4, 0), textcoords="offset points", va="center", fontsize=8, bbox=box
+        )
+    axes.set_xlim(0, max(axes.get_xlim()[1], 1.18 * left.max()))
+    states = ", ".join(map(str, sorted(groups(common(rows), "round"))))
+    axes.set_xlabel(f"E |error|² over draw and batches, mean over rounds {states}", fontsize=9)
     _legend(axes)
 
 
@@ -146,9 +153,9 @@ def error_against_beta(axes: Axes, rows: list[Row], look: Look) -> None:
         label = f"{row['method']}, round {row['round']}: {numbers}"
         axes.plot(row["beta"], relative(row, "mse"), "o", color=style["color"], markersize=8, zorder=4, label=label)
     axes.set_ylim(bottom=0)
-    axes.set_xlabel(f"β   (seed {rows[0]['seed']}; o in use, ★ best; 0 no memory)")
-    axes.set_ylabel("error of the aggregated update / |full update|²")
-    _legend(axes, columns=1)
+    axes.set_xlabel(f"β   (seed {rows[0]['seed']}; o in use, ★ best; 0 no memory)", fontsize=9)
+    axes.set_ylabel("error of the aggregated update / |full update|²", fontsize=9)
+    _legend(axes)
 
 
 def alphas(axes: Axes, rows: list[Row], look: Look) -> None:
@@ -161,18 +168,18 @@ def alphas(axes: Axes, rows: list[Row], look: Look) -> None:
             continue
         seen.append(str((used, best)))
         left = [np.sum([row[f"drift_{name}"] for row in mine]) for name in ("without", "with", "best")]
-        share = f"{left[1] / left[0]:.0%} of the clients' spread left, {left[2] / left[0]:.0%} at best"
+        share = f"{left[1] / left[0]:.0%} of the spread left, {left[2] / left[0]:.0%} at best"
         label = f"{mine[0]['method']}, round {mine[0]['round']}: {share}"
         axes.plot(used, best, "o", color=style["color"], markersize=4, alpha=0.5, label=label)
-    axes.plot([0, 1], [0, 1], color="grey", linewidth=1)
-    axes.set_xlabel("α of a client, in use   (0 FedAvg, 1 SCAFFOLD)")
-    axes.set_ylabel("its best α for the gradients that come")
-    _legend(axes, columns=1)
+    axes.axline((1, 1), slope=1, color="grey", linewidth=1)
+    axes.set_xlabel("α of a client, in use   (0 FedAvg, 1 SCAFFOLD)", fontsize=9)
+    axes.set_ylabel("its best α for the gradients that come", fontsize=9)
+    _legend(axes)
 
 
 def layers(axes: Axes, rows: list[Row], look: Look) -> None:
     """Error of a module over the squared full update of that module, mean over the frozen states."""
-    methods = groups(complete(rows), "method")
+    methods = groups(common(rows), "method")
     names = rows[0]["layers"]
     for number, mine in enumerate(methods.values()):
         ratio = [np.array(row["layer_mse"]) / np.maximum(np.array(row["layer_full2"]), 1e-300) for row in mine]
@@ -181,5 +188,5 @@ def layers(axes: Axes, rows: list[Row], look: Look) -> None:
         axes.plot(places, np.mean(ratio, axis=0), marker="o", linewidth=0.8, **style, label=_name(mine))
     axes.set_xticks(np.arange(len(names)), names, rotation=20, fontsize=8)
     _log(axes)
-    axes.set_ylabel("error of the module / |its full update|²")
+    axes.set_ylabel("error of the module / |its full update|²", fontsize=9)
     _legend(axes)

@@ -1,7 +1,7 @@
-"""Rows of probes as tables: a line a method, and errors by round. Everything squared is relative to |full update|^2."""
+"""Rows of probes as tables: a line a method, and errors by round. Where nothing else is said, everything squared is
+relative to |full update|^2."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +11,7 @@ from scipy import stats
 Row = dict[str, Any]
 RELATIVE = ("mse", "bias2", "variance", "plain", "within", "between", "without", "best", "apart")
 ENOUGH_SEEDS = 3  # for an interval over seeds
+AIM = 3  # times less noise than a FedAvg round from the same models
 
 
 class Number(NamedTuple):
@@ -56,12 +57,24 @@ def panels(rows: list[Row]) -> dict[str, list[Row]]:
     return found
 
 
-def complete(rows: list[Row]) -> list[Row]:
-    """Rows of the methods that were probed at all the states that any was: their means can be compared. All rows where
-    there is no such method."""
-    states = {method: {(row["seed"], row["round"]) for row in some} for method, some in groups(rows, "method").items()}
-    every = set().union(*states.values())
-    return [row for row in rows if states[row["method"]] == every] or rows
+def common(rows: list[Row]) -> list[Row]:
+    """Rows at the states (seed and round) at which all the methods were probed: their means can be compared. All rows
+    where there is no such state."""
+    states = [{(row["seed"], row["round"]) for row in some} for some in groups(rows, "method").values()]
+    shared = set.intersection(*states)
+    return [row for row in rows if (row["seed"], row["round"]) in shared] or rows
+
+
+def against_fedavg(rows: list[Row]) -> list[Row]:
+    """Rows with `less` = mse of FedAvg / mse, both absolute, where FedAvg was probed at the very same models. Rows of
+    FedAvg itself and those around another aim have none and are left out."""
+
+    def models(row: Row) -> tuple[Any, ...]:
+        return row["reference"], row["seed"], row["round"]
+
+    fedavg = {models(row): row["mse"] for row in rows if row["method"] == "fedavg"}
+    others = [row for row in rows if row["method"] != "fedavg" and row.get("aims", True) and row["mse"] > 0]
+    return [row | {"less": fedavg[models(row)] / row["mse"]} for row in others if models(row) in fedavg]
 
 
 def relative(row: Row, name: str) -> float:
@@ -117,22 +130,31 @@ def print_tables(rows: list[Row]) -> None:
 
     for where, some in panels(rows).items():
         rounds = sorted(groups(some, "round"))
-        seeds = sorted(groups(some, "seed"))
-        states = f"rounds {', '.join(map(str, rounds))}; seeds {', '.join(map(str, seeds))}"
+        alike = common(some)
+        states = "; ".join(f"{name}s {', '.join(map(str, sorted(groups(alike, name))))}" for name in ("round", "seed"))
         table = new(f"{where}\n{reference_of(some)}; mean over {states}", list(ERROR.values()))
         memory = new("memory of updates", list(MEMORY.values()))
         by_round = {
             "mse": new("error by round", [str(t) for t in rounds]),
             "times": new("plain / error by round", [str(t) for t in rounds]),
         }
-        for method, mine in groups(some, "method").items():
+        for method, mine in groups(alike, "method").items():
             name = method if aims(mine) else f"{method} *"
             table.add_row(name, *(_cell(mine, column) for column in ERROR))
             if any("beta_best" in row for row in mine):
                 memory.add_row(name, *(_cell(mine, column) for column in MEMORY))
+        for method, mine in groups(some, "method").items():
+            name = method if aims(mine) else f"{method} *"
             for column, each in by_round.items():
                 each.add_row(name, *(_cell([r for r in mine if r["round"] == t], column) for t in rounds))
-        for each in (table, memory, *by_round.values()):
+        headings = [*map(str, rounds), "lowest", "highest", f"at least {AIM}"]
+        less = new("E|error|² of a FedAvg round from the same models / E|error|², by round", headings)
+        for method, mine in groups(against_fedavg(some), "method").items():
+            found = [row["less"] for row in mine]
+            cells = [_cell([r for r in mine if r["round"] == t], "less") for t in rounds]
+            reached = f"{sum(x >= AIM for x in found)} of {len(found)}"
+            less.add_row(method, *cells, _short(min(found)), _short(max(found)), reached)
+        for each in (table, memory, *by_round.values(), less):
             if each.row_count:
                 console.print(each)
     console.print(notes(rows), highlight=False)
@@ -158,6 +180,8 @@ def notes(rows: list[Row]) -> str:
         "the error without the memory; plain: the error of FedAvg's weights on the very same updates.",
         f"± 95 % intervals, unit of resampling: the {unit}.",
     ]
+    if not enough and against_fedavg(rows):
+        lines.append("Ratios to the error of a FedAvg round are not exact, and have an interval from three seeds on.")
     if not aims(rows):
         lines.append(
             "* aims at something else than sum p Δ (other weights or another scale): error around its own aim."
@@ -170,21 +194,25 @@ def _cell(rows: list[Row], name: str) -> str:
         return ""
     if name == "absolute":
         number = mean_of(rows, "mse", absolute=True)
-        return "" if number is None else f"{number.value:.3g}"
+        if number is None:
+            return ""
+        half = np.format_float_positional(number.half, precision=1, fractional=False)
+        return _with_half(number, f"{number.value:#.3g}", half)
     number = mean_of(rows, name)
-    if number is None:
-        return ""
-    value = _short(number.value)
-    return f"{value} ± {_short(number.half)}" if number.half > 1e-9 * abs(number.value) else value
+    return "" if number is None else _with_half(number, _short(number.value), _short(number.half))
+
+
+def _with_half(number: Number, value: str, half: str) -> str:
+    return f"{value} ± {half}" if number.half > max(1e-12, 1e-9 * abs(number.value)) else value
 
 
 def _short(x: float) -> str:
     """Three digits, and nothing below a thousandth.
 
-    >>> _short(0.0123), _short(1.234), _short(12.34), _short(3e-21)
-    ('0.012', '1.23', '12.3', '0')
+    >>> _short(0.0123), _short(1.234), _short(12.34), _short(3e-21), _short(1 - 1e-15)
+    ('0.012', '1.23', '12.3', '0', '1.00')
     """
     if abs(x) < 1e-12:
         return "0"
-    digits: Callable[[float], int] = lambda size: 3 if size < 1 else 2 if size < 10 else 1  # noqa: E731
-    return f"{x:.{digits(abs(x))}f}"
+    size = round(abs(x), 3)
+    return f"{x:.{3 if size < 1 else 2 if size < 10 else 1}f}"
