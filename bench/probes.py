@@ -1,33 +1,39 @@
 """What probes at the model cost: the CIFAR-10 study, training, scoring and probing timed side by side in one run.
 
     python bench/probes.py --device cuda --seeds 5 --rounds 100 --every 10
-    python bench/probes.py --device cuda --ways          # three ways to the same variance, on one model
+    python bench/probes.py --device cuda --ways          # ways to the same variance, on one model, and their parts
     python bench/probes.py --intervals                   # how often the 95 % intervals hold the truth
 
-Pixels are drawn unless ``--data`` names a dataset; time does not depend on what they show. ``--ways`` compares
-moments from layers (engine/layer_gradients.py) with per-sample gradients and with gradients of batches, whose spread is
-an unbiased estimate of the same variance: k batches of b samples each give E sum ||g_B - g_u||^2 / (k - 1) = S_u^2 / b.
+Pixels are drawn unless ``--data`` names a dataset; time does not depend on what they show. ``--ways`` probes all
+clients of one run, in chunks of several sizes: moments from layers (engine/layer_gradients.py), per-sample gradients,
+and gradients of batches, whose spread is an unbiased estimate of the same variance: k batches of b samples each give
+E sum ||g_B - g_u||^2 / (k - 1) = S_u^2 / b. Then it takes the first apart: its parts, its kernels, and other ways to a
+convolution's gradients. ``--samples 2000`` makes it quick on a CPU.
 """
 
 import argparse
 import math
 import time
 from collections.abc import Callable
+from functools import partial
+from itertools import starmap
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from study import images, machine, problems
 from throughput import settled, wait
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedncv.data import load
+from fedncv.engine import layer_gradients
 from fedncv.engine.choose import Engine, engine_for
-from fedncv.engine.gradients import sample_gradients
-from fedncv.engine.layer_gradients import listening, sums
+from fedncv.engine.gradients import Inputs, Standing, chunk_bytes, chunks, of_layers, of_samples
+from fedncv.engine.layer_gradients import Listening, Outer, Sums
 from fedncv.engine.problem import Problem, State, start
-from fedncv.flat import Model
+from fedncv.engine.resident import Resident
 from fedncv.observatory import at_model
 
 
@@ -41,7 +47,7 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=10)
     parser.add_argument("--clients", type=int, default=100)
     parser.add_argument("--samples", type=int, default=60_000, help="of the drawn pixels")
-    parser.add_argument("--ways", action="store_true", help="three ways to the variance instead")
+    parser.add_argument("--ways", action="store_true", help="ways to the variance, and their parts, instead")
     parser.add_argument("--profile", action="store_true", help="where the time of one probe goes")
     parser.add_argument("--intervals", action="store_true", help="coverage of the intervals instead")
     arguments = parser.parse_args()
@@ -91,7 +97,7 @@ def side_by_side(made: list[Problem], rounds: int, every: int, *, profiled: bool
             numbers = {name: f"{number.value:.4g}" for name, number in splits[0]._asdict().items() if number}
             print(f"round {t}: {numbers}; " + ", ".join(f"{k} {v:.2f} s" for k, v in clock.items()), flush=True)
     if profiled:
-        profile(engine, made, states)
+        profile(lambda: probe(engine, made, states), device)
     engine.close()
     study = clock["rounds"] + clock["scores"]
     samples = sum(float(problem.clients.sizes.sum()) for problem in made) * num_probes
@@ -108,72 +114,186 @@ def probe(engine: Engine, made: list[Problem], states: list[State]) -> list[at_m
     return list(map(at_model.split, engine.gradients(states), made))
 
 
-def profile(engine: Engine, made: list[Problem], states: list[State]) -> None:
+def profile(work: Callable[[], Any], device: torch.device) -> None:
     """Share of the time in which a kernel runs, and the kernels that take most of it."""
-    device = made[0].model.start_P.device
     on_gpu = device.type == "cuda"
     kind = torch.profiler.ProfilerActivity.CUDA if on_gpu else torch.profiler.ProfilerActivity.CPU
     with torch.profiler.profile(activities=[kind]) as profiler:
         began = time.perf_counter()
-        probe(engine, made, states)
+        work()
         wait(device)
         seconds = time.perf_counter() - began
     spent = [(e.self_device_time_total if on_gpu else e.self_cpu_time_total, e) for e in profiler.key_averages()]
     total = sum(time_us for time_us, _ in spent)
-    print(f"one probe under the profiler: {seconds:.3f} s, {total / 1e6 / seconds:.0%} of it in kernels")
+    kernels = sum(event.count for _, event in spent)
+    print(f"one probe under the profiler: {seconds:.3f} s, {total / 1e6 / seconds:.0%} of it in {kernels:,d} kernels")
     for time_us, event in sorted(spent, key=lambda pair: -pair[0])[:16]:
         print(f"  {time_us / total:6.1%} {event.count:6d}x {time_us / max(1, event.count):9.1f} us  {event.key[:90]}")
 
 
-# ---- three ways ------------------------------------------------------------------------------------------
+# ---- ways ------------------------------------------------------------------------------------------------
 
 
-def batch_gradients(model: Model, problem: Problem, batch: int) -> Callable[..., Tensor]:
-    """(y_P, buffers_R, inputs, targets) -> the gradient of every ``batch`` samples in a row."""
+def ways(problem: Problem) -> None:
+    """A probe of one run, from the samples on the device to means and spreads of all clients."""
+    model, device, resident = problem.model, problem.model.start_P.device, Resident([problem])
+    parts = [torch.from_numpy(part) for part in problem.clients.train if len(part)]
+    samples = sum(map(len, parts))
+    at = Standing(model.start_P, model.start_R, None)
 
-    def loss(y_P: Tensor, buffers_R: Tensor, x: Tensor, target: Tensor) -> Tensor:
-        return problem.task.loss(model.forward(y_P, buffers_R, x, mode="eval")[0].logits_BC, target).mean()
+    def inputs(index: Tensor) -> tuple[Tensor, Tensor]:
+        return resident.inputs(index), resident.targets(index)
 
-    gradient = torch.vmap(torch.func.grad(loss), in_dims=(None, None, 0, 0))
-
-    def each(y_P: Tensor, buffers_R: Tensor, x: Tensor, target: Tensor) -> Tensor:
-        g_BP: Tensor = gradient(y_P, buffers_R, x.view(-1, batch, *x.shape[1:]), target.view(-1, batch))
-        return g_BP
-
-    return each
-
-
-def ways(problem: Problem, seconds: float = 2.0) -> None:
-    model, device = problem.model, problem.model.start_P.device
-    gradient, layers = sample_gradients(model, problem.task), listening(model)
-    assert layers is not None
-
-    def from_layers(y_P: Tensor, b_R: Tensor, x: Tensor, target: Tensor) -> Tensor:
-        member_KB = y_P.new_zeros(max(1, len(x) // 450), len(x))  # clients of the study's mean size
-        member_KB[torch.arange(len(x)) % len(member_KB), torch.arange(len(x))] = 1
-        return sums(layers, problem.task, y_P, b_R, x, target, None, member_KB).total_KP.sum(0)[None] / len(x)
-
-    kinds: dict[str, Callable[..., Tensor]] = {
-        "samples": lambda y, b, x, t: gradient(y, b, x, t, None),
-        "layers": from_layers,
-        "batches of 32": batch_gradients(model, problem, 32),
+    told = layer_gradients.layers_of(model, problem.task, lambda: inputs(torch.arange(2, device=device)))
+    assert told is not None
+    layers, bytes_each = told
+    usual = chunk_bytes(at.y_P) // bytes_each
+    kinds: dict[str, Callable[[int], Any]] = {
+        "layers": lambda size: of_layers(layers, problem.task, inputs, at, parts, size),
+        "every sample": lambda size: of_samples(model, problem.task, inputs, at, parts, size),
+        "batches of 32": lambda size: of_batches(problem, inputs, at, torch.cat(parts).to(device), size),
     }
-    for chunk in (1024, 4096, 8192, 16384) if device.type == "cuda" else (32, 128):
-        index = torch.arange(chunk, device=device)
-        x, target = problem.dataset.inputs(index, problem.dtype), problem.dataset.y[index]
-        means = []
+    print(f"{samples:,d} samples of {len(parts)} clients; a probe takes {usual} at a time")
+    for size in (1024, 4096, 8192, 16384, 32768) if device.type == "cuda" else (64, 128, 256):
+        known = []
         for name, work in kinds.items():
-            means.append(work(model.start_P, model.start_R, x, target).mean(0))
-            wait(device)
-            began, done = time.perf_counter(), 0
-            while time.perf_counter() - began < seconds / 4:
-                for _ in range(4):
-                    work(model.start_P, model.start_R, x, target)
-                wait(device)
-                done += 4 * chunk
-            rate = done / (time.perf_counter() - began)
-            off = float((means[-1] - means[0]).norm() / means[0].norm())
-            print(f"chunk {chunk:5d}  {name:14s} {rate:12,.0f} samples/s   mean off by {off:.1e}", flush=True)
+            known.append(work(size))
+            seconds, memory = clock(lambda work=work, size=size: work(size), device)  # type: ignore[misc]
+            off = ""
+            if name == "every sample":
+                apart = ((a - b).norm() / b.norm() for a, b in zip(*known, strict=True))
+                off = "layers off by " + ", ".join(f"{float(each):.0e}" for each in apart) + " in means, spreads"
+            rate = samples / seconds / 1e3
+            print(
+                f"chunk {size:5d}  {name:14s} {seconds:7.4f} s  {rate:8.1f} k/s  {memory:5.2f} GiB  {off}", flush=True
+            )
+    chunk = next(chunks(inputs, at, parts, usual))
+    calls = taken_apart(layers, problem, at, chunk)
+    profile(lambda: kinds["layers"](usual), device)
+    for name, (call, d) in calls.items():
+        if isinstance(call.layer, nn.Conv2d):
+            convolution(name, call.layer, call.given, d)
+
+
+def clock(work: Callable[[], Any], device: torch.device, seconds: float = 0.2) -> tuple[float, float]:
+    """Seconds of one call, the median of as many as fit, and GiB that it takes on a GPU."""
+    held = 0
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        held = torch.cuda.memory_allocated(device)
+    work()
+    wait(device)
+    peak = torch.cuda.max_memory_allocated(device) - held if device.type == "cuda" else 0
+    times: list[float] = []
+    while sum(times) < seconds or len(times) < 3:
+        began = time.perf_counter()
+        work()
+        wait(device)
+        times.append(time.perf_counter() - began)
+    return float(np.median(times)), peak / 2**30
+
+
+def of_batches(problem: Problem, inputs: Inputs, at: Standing, index: Tensor, size: int, batch: int = 32) -> None:
+    """Gradients of every ``batch`` samples in a row, whoever holds them, and nothing done with them."""
+
+    def loss(y_P: Tensor, x: Tensor, target: Tensor) -> Tensor:
+        logits_BC = problem.model.forward(y_P, at.buffers_R, x, mode="eval")[0].logits_BC
+        return problem.task.loss(logits_BC, target).mean()
+
+    gradient = torch.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))
+    for some in torch.split(index[: len(index) // batch * batch], size):
+        x, target = inputs(some.view(-1, batch))
+        gradient(at.y_P, x, target)
+
+
+def taken_apart(layers: Listening, problem: Problem, at: Standing, chunk: Any) -> Any:
+    """What the parts of moments from layers take, each on its own; what the layers saw."""
+    task, layout, device = problem.task, problem.model.layout, at.y_P.device
+    _, sizes, x, target, offset_BC = chunk
+    into = Sums(
+        at.y_P.new_zeros(len(sizes), layout.num_parameters),
+        at.y_P.new_zeros(len(sizes), len(layout.names), dtype=torch.float64),
+    )
+    given = (layers, task, at.y_P, at.buffers_R, x, target, offset_BC)
+    calls = layer_gradients.listen(*given)
+    convolutions = [(call.layer, call.given, d) for call, d in calls.values() if isinstance(call.layer, nn.Conv2d)]
+    seen = [layer_gradients.windows(layer, a) for layer, a, _ in convolutions]
+    others = [(call, d) for call, d in calls.values() if not isinstance(call.layer, nn.Conv2d)]
+    each = [each for call, d in calls.values() for each in layer_gradients.of_layer(call, d).values()]
+    made = [one for one in each if isinstance(one, Tensor)]
+    outer = [
+        (at.y_P.new_zeros(len(sizes), one.d_Bo.shape[1], one.a_Bi.shape[1]), one)
+        for one in each
+        if isinstance(one, Outer)
+    ]
+    pieces: dict[str, Callable[[], Any]] = {
+        "all of it": lambda: layer_gradients.add(into, *given, sizes),
+        "forward and backward": lambda: layer_gradients.listen(*given),
+        "windows": lambda: [layer_gradients.windows(layer, a) for layer, a, _ in convolutions],
+        "windows' products": lambda: [
+            d.flatten(2) @ windows.transpose(1, 2) for (*_, d), windows in zip(convolutions, seen, strict=True)
+        ],
+        "BatchNorm and biases": lambda: [
+            *(d.flatten(2).sum(2) for *_, d in convolutions),
+            *(layer_gradients.of_layer(call, d) for call, d in others),
+        ],
+        "linear layers": lambda: list(starmap(partial(layer_gradients.add_products, sizes=sizes), outer)),
+        "sums": lambda: layer_gradients.sum_by_client(torch.cat(made, dim=1), sizes),
+        "squares": lambda: layer_gradients.sum_by_client(
+            torch.stack(list(map(layer_gradients.squares, each)), 1), sizes
+        ),
+    }
+    print(f"parts of moments from layers, {len(x)} samples of {len(sizes)} clients at a time:")
+    for name, work in pieces.items():
+        print(taken(name, clock(work, device), len(x)), flush=True)
+    return calls
+
+
+def convolution(name: str, layer: nn.Conv2d, a: Tensor, d: Tensor) -> None:
+    """Other ways to the samples' gradients of a plain convolution, without stride, padding and dilation."""
+    (B, C, H, _), (_, D, high_out, wide_out), (high, wide) = a.shape, d.shape, layer.kernel_size
+    assert (layer.stride, layer.padding, layer.dilation) == ((1, 1), (0, 0), (1, 1))
+
+    def columns() -> Tensor:  # windows of one row high, [B, C wide, H, wide_out]
+        return a.unfold(3, wide, 1).permute(0, 1, 4, 2, 3).reshape(B, C * wide, H, wide_out)
+
+    def rows() -> Tensor:
+        """A product for each row of the kernel: no number is copied more than ``wide`` times."""
+        u = columns()
+        each = [d.flatten(2) @ u[:, :, i : i + high_out].flatten(2).transpose(1, 2) for i in range(high)]
+        return torch.stack(each, 1).view(B, high, D, C, wide).permute(0, 2, 3, 1, 4).reshape(B, -1)
+
+    def both() -> Tensor:
+        """d moved along the rows of the kernel, a along its columns: a product of D high with C wide."""
+        moved = F.pad(d, (0, 0, high - 1, high - 1)).unfold(2, H, 1).transpose(3, 4).reshape(B, D * high, -1)
+        g = (moved @ columns().flatten(2).transpose(1, 2)).view(B, D, high, C, wide)
+        return g.flip(2).transpose(2, 3).reshape(B, -1)
+
+    def groups() -> Tensor:
+        """A convolution of a with d, in which every sample is a group."""
+        g = F.conv2d(a.transpose(0, 1), d.reshape(B * D, 1, high_out, wide_out), groups=B)
+        return g.view(C, B, D, high * wide).permute(1, 2, 0, 3).reshape(B, -1)
+
+    kinds: dict[str, Callable[[], Tensor]] = {
+        "windows": lambda: (d.flatten(2) @ layer_gradients.windows(layer, a).transpose(1, 2)).flatten(1),
+        "F.unfold": lambda: (d.flatten(2) @ F.unfold(a, (high, wide)).transpose(1, 2)).flatten(1),
+        "rows": rows,
+        "rows and columns": both,
+        "groups": groups,
+    }
+    print(f"gradients of {name}, {C} x {high} x {wide} to {D} at {high_out} x {wide_out} places:")
+    first = kinds["windows"]()
+    for way, work in kinds.items():
+        try:
+            off = float((work() - first).norm() / first.norm())
+            print(taken(way, clock(work, a.device), B), f" off by {off:.0e}", flush=True)
+        except RuntimeError as error:
+            print(f"  {way:22s} not here: {str(error).splitlines()[0]}", flush=True)
+
+
+def taken(name: str, spent: tuple[float, float], samples: int) -> str:
+    seconds, memory = spent
+    return f"  {name:22s} {seconds * 1e3:8.2f} ms  {seconds / samples * 1e6:8.3f} us a sample  {memory:5.2f} GiB"
 
 
 # ---- intervals -------------------------------------------------------------------------------------------

@@ -1,15 +1,18 @@
 """Gradients of single samples: from layers as one by one, and models that have none are refused."""
 
+import gc
+import weakref
 from typing import ClassVar
 
 import pytest
 import torch
+import torch.nn.functional as F
 from federations import Tiny, tiny
 from torch import nn
 from torch.testing import assert_close
 
 from fedncv.engine import gradients
-from fedncv.engine.layer_gradients import listening, understood
+from fedncv.engine.layer_gradients import layers_of, listening, understood, windows
 from fedncv.flat import Model
 from fedncv.tasks import TASKS
 
@@ -40,8 +43,10 @@ class OwnStatistics(Tiny):
 )
 def test_models_whose_samples_have_no_gradients_of_their_own_are_refused(model, message):
     gradients.check(tiny("fedavg"))
-    with pytest.raises(ValueError, match=f"{message}.*leave probe empty"):
-        gradients.check(tiny("fedavg", model=model))
+    refused = tiny("fedavg", model=model)
+    for _ in range(2):  # at every probe
+        with pytest.raises(ValueError, match=f"{message}.*leave probe empty"):
+            gradients.check(refused)
 
 
 class Pictures(nn.Module):
@@ -86,7 +91,8 @@ class Twice(Pictures):
 
 class BesideItsLayer(Pictures):
     def forward(self, x):
-        return super().forward(x) + self.rows(self.body(x)) @ self.head.weight.square().T
+        y = self.rows(self.body(x))
+        return self.head(y) + y @ self.head.weight.square().T
 
 
 class InPlace(Pictures):
@@ -120,3 +126,84 @@ def test_moments_from_layers_are_those_of_the_samples_gradients(kind, by_layers,
             assert_close(mean_KP[k], g_BP[part].mean(0), rtol=1e-10, atol=1e-12)
             centred = g_BP[part] - g_BP[part].mean(0)
             assert_close(spread_KL[k], gradients.by_layer(centred, model.layout).sum(0), rtol=1e-9, atol=1e-12)
+
+
+class HiddenAtTheStart(BesideItsLayer):
+    """The square of a head that starts at zero has no gradient there."""
+
+    def __init__(self, shape, num_classes):
+        super().__init__(shape, num_classes)
+        nn.init.zeros_(self.head.weight)
+
+
+def test_a_model_whose_start_hides_that_layers_do_not_tell_all_is_left_to_samples():
+    random = torch.Generator().manual_seed(0)
+    x, target = torch.randn(2, 2, 11, 12, generator=random, dtype=torch.float64), torch.tensor([0, 2])
+    model, task = Model(HiddenAtTheStart, x, 3, seed=0), TASKS["classification"]
+    assert understood(listening(model), task, model.start_P, model.start_R, x, target)
+    assert layers_of(model, task, lambda: (x, target)) is None
+
+
+def test_a_model_is_tried_once_and_forgotten_with_its_owner():
+    x, target, tried = torch.ones(2, 2, 11, 12), torch.tensor([0, 2]), []
+    model = Model(Pictures, x, 3, seed=0)
+    for _ in range(2):
+        layers_of(model, TASKS["classification"], lambda: tried.append(1) or (x, target))
+    assert len(tried) == 1
+    left = weakref.ref(model)
+    del model
+    gc.collect()
+    assert left() is None
+
+
+@pytest.mark.parametrize("of", ["layers", "samples"])
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 22, 100])
+def test_many_clients_share_a_chunk_and_one_client_spans_many(of, size):
+    """Against one backward pass a sample: clients of a single sample, in the midst of others and at the end."""
+    sizes = [1, 1, 5, 1, 2, 9, 1, 1, 1]
+    random = torch.Generator().manual_seed(1)
+    x = torch.randn(22, 2, 11, 12, generator=random, dtype=torch.float64)
+    target = torch.randint(3, (22,), generator=random)
+    model, task = Model(Pictures, x[:2], 3, seed=0), TASKS["classification"]
+    parts = torch.split(torch.randperm(22, generator=random), sizes)
+    at = gradients.Standing(model.start_P, model.start_R, torch.randn(9, 3, generator=random, dtype=torch.float64))
+    inputs = lambda i: (x[i], target[i])  # noqa: E731
+    if of == "layers":
+        layers, _ = layers_of(model, task, lambda: inputs(parts[0]))
+        mean_KP, spread_KL = gradients.of_layers(layers, task, inputs, at, parts, size)
+    else:
+        mean_KP, spread_KL = gradients.of_samples(model, task, inputs, at, parts, size)
+    for k, part in enumerate(parts):
+        g_nP = torch.stack([alone(model, task, at, k, x[i : i + 1], target[i : i + 1]) for i in part.tolist()])
+        assert_close(mean_KP[k], g_nP.mean(0), rtol=1e-10, atol=1e-12)
+        pieces = torch.split(g_nP - g_nP.mean(0), [shape.numel() for shape in model.layout.shapes], dim=1)
+        spread_L = torch.stack([piece.square().sum() for piece in pieces])
+        assert_close(spread_KL[k], spread_L, rtol=1e-9, atol=1e-12)
+        assert len(part) > 1 or not spread_KL[k].any()
+
+
+def alone(model, task, at, k, x, target):
+    leaf_P = at.y_P.clone().requires_grad_()
+    logits = model.forward(leaf_P, at.buffers_R, x, mode="eval")[0].logits_BC + at.offset_KC[k]
+    return torch.autograd.grad(task.loss(logits, target).sum(), leaf_P)[0]
+
+
+def test_a_chunk_says_whose_samples_it_holds():
+    at = gradients.Standing(torch.zeros(1), torch.zeros(0), torch.tensor([[10.0], [20.0], [30.0]]))
+    parts = [torch.arange(3), torch.arange(3, 4), torch.arange(4, 8)]
+    first, second = gradients.chunks(lambda i: (i, -i), at, parts, 5)
+    assert (first.here, first.sizes) == (slice(0, 3), [3, 1, 1])
+    assert (second.here, second.sizes) == (slice(2, 3), [3])
+    assert first.x.tolist() + second.x.tolist() == list(range(8))
+    assert first.offset_BC[:, 0].tolist() == [10, 10, 10, 20, 30]
+    assert second.offset_BC[:, 0].tolist() == [30, 30, 30]
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [{}, {"stride": (2, 1)}, {"padding": (0, 2)}, {"dilation": (1, 3)}, {"stride": 3, "padding": 1, "dilation": 2}],
+)
+def test_windows_are_those_of_unfold(shape):
+    layer, a = nn.Conv2d(2, 1, (2, 3), **shape), torch.arange(3 * 2 * 9 * 11.0).view(3, 2, 9, 11)
+    expected = F.unfold(a, layer.kernel_size, layer.dilation, layer.padding, layer.stride)
+    assert torch.equal(windows(layer, a), expected)

@@ -12,20 +12,22 @@ The mode is "eval". With the statistics of a batch, BatchNorm makes the loss of 
 its batch, and a sample has no gradient of its own; with the running statistics it has. Dropout is off.
 
 Where a model is made of layers that layer_gradients knows, no sample's gradient is ever made; otherwise all of them
-are, by vmap of grad. Either way in chunks of at most ``CHUNK_BYTES``, on a GPU of an eighth of what is free if that is
-less (about four such arrays live at a time); beside them the clients' mean gradients are kept, N x P numbers.
+are, by vmap of grad. Either way in chunks whose largest array has at most ``CHUNK_BYTES``, on a GPU an eighth of what
+is free if that is less (about four such arrays live at a time); beside them the clients' mean gradients are kept,
+N x P numbers.
 
 Shapes: N all clients, K some of them, B samples of a chunk, P parameters, L layers (the layout's names).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
+from weakref import WeakSet
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedncv.engine.layer_gradients import Listening, listening, sample_bytes, sums, understood
+from fedncv.engine.layer_gradients import Listening, Sums, add, layers_of, sum_by_client
 from fedncv.engine.problem import Arrival, Problem, State, arrivals
 from fedncv.flat import Layout, Model
 from fedncv.tasks import Task
@@ -74,32 +76,36 @@ def _inputs(problem: Problem) -> Inputs:
     return lambda index: (problem.dataset.inputs(index, problem.dtype), problem.dataset.y[index])
 
 
-def collected(problem: Problem, found: Sequence[Moments]) -> Gradients:
+def collected(problem: Problem, found: Iterable[Moments]) -> Gradients:
     """Of all clients, from those of the clients that hold samples, in the order of their ids."""
     num_clients, layout = problem.federation.num_clients, problem.model.layout
     holders = torch.from_numpy(np.flatnonzero(problem.clients.sizes)).to(problem.model.start_P.device)
     mean_NP = problem.model.start_P.new_zeros(num_clients, layout.num_parameters)
     spread_NL = mean_NP.new_zeros(num_clients, len(layout.names), dtype=torch.float64)
-    mean_NP[holders] = torch.cat([mean_KP for mean_KP, _ in found])
-    spread_NL[holders] = torch.cat([spread_KL for _, spread_KL in found])
+    done = 0
+    for mean_KP, spread_KL in found:
+        here = holders[done : done + len(mean_KP)]
+        mean_NP[here], spread_NL[here] = mean_KP, spread_KL
+        done += len(mean_KP)
+    assert done == len(holders)
     return Gradients(problem.federation.sizes_N, mean_NP, spread_NL)
 
 
 def moments(model: Model, task: Task, inputs: Inputs, at: Standing, parts: Sequence[Tensor]) -> Moments:
     """Of K clients at one model; ``parts`` are their sample numbers, none of them empty."""
-    index = torch.cat(list(parts)).to(at.y_P.device)
-    x, target = inputs(index[:2])
-    layers = listening(model)
-    if layers is not None and understood(layers, task, at.y_P, at.buffers_R, x, target):
-        return _of_layers(layers, task, inputs, at, parts, sample_bytes(layers, at.y_P, at.buffers_R, x))
-    return _of_samples(model, task, inputs, at, parts)
+    told = layers_of(model, task, lambda: inputs(parts[0][:2].to(at.y_P.device)))
+    if told is None:
+        size = max(1, chunk_bytes(at.y_P) // (at.y_P.numel() * at.y_P.element_size()))
+        return of_samples(model, task, inputs, at, parts, size)
+    layers, bytes_each = told
+    return of_layers(layers, task, inputs, at, parts, max(2, chunk_bytes(at.y_P) // bytes_each))
 
 
 class Chunk(NamedTuple):
     """Some samples in a row, which lie client by client."""
 
     here: slice  # the clients they belong to
-    member_KB: Tensor  # 1 where a sample is a client's
+    sizes: list[int]  # and how many are whose
     x: Tensor
     target: Tensor
     offset_BC: Tensor | None
@@ -107,39 +113,37 @@ class Chunk(NamedTuple):
 
 def chunks(inputs: Inputs, at: Standing, parts: Sequence[Tensor], size: int) -> Iterator[Chunk]:
     """All samples, ``size`` at a time. Nothing in here waits for the device."""
-    device = at.y_P.device
-    sizes_K = np.array([len(part) for part in parts])
-    ends_K = np.cumsum(sizes_K)
-    index = torch.cat(list(parts)).to(device)
-    owner = torch.repeat_interleave(torch.from_numpy(sizes_K)).to(device)
+    ends_K = np.cumsum([len(part) for part in parts])
+    index = torch.cat(list(parts)).to(at.y_P.device)
+    offset_BC = None
+    if at.offset_KC is not None:
+        owner = torch.repeat_interleave(torch.tensor([len(part) for part in parts])).to(at.y_P.device)
     for first in range(0, len(index), size):
         last = min(first + size, len(index))
         k_first, k_last = np.searchsorted(ends_K, [first, last - 1], side="right").tolist()
-        here = slice(k_first, k_last + 1)
-        place_B = owner[first:last] - k_first
-        member_KB = place_B == torch.arange(k_last + 1 - k_first, device=device)[:, None]
-        offset_BC = None if at.offset_KC is None else at.offset_KC[here][place_B]
-        yield Chunk(here, member_KB.to(at.y_P.dtype), *inputs(index[first:last]), offset_BC)
+        sizes = np.diff([first, *ends_K[k_first:k_last], last]).tolist()
+        if at.offset_KC is not None:
+            offset_BC = at.offset_KC[owner[first:last]]
+        yield Chunk(slice(k_first, k_last + 1), sizes, *inputs(index[first:last]), offset_BC)
 
 
-def _of_layers(
-    layers: Listening, task: Task, inputs: Inputs, at: Standing, parts: Sequence[Tensor], bytes_each: int
+def of_layers(
+    layers: Listening, task: Task, inputs: Inputs, at: Standing, parts: Sequence[Tensor], size: int
 ) -> Moments:
-    """By layer_gradients."""
+    """By layer_gradients, ``size`` samples at a time."""
     layout, y_P = layers[0].layout, at.y_P
+    n_K = torch.tensor([len(part) for part in parts], dtype=torch.float64).to(y_P.device)
     total_KP = y_P.new_zeros(len(parts), layout.num_parameters)
     squares_KL = y_P.new_zeros(len(parts), len(layout.names), dtype=torch.float64)
-    for here, member_KB, x, target, offset_BC in chunks(inputs, at, parts, max(2, chunk_bytes(y_P) // bytes_each)):
-        found = sums(layers, task, y_P, at.buffers_R, x, target, offset_BC, member_KB)
-        total_KP[here] += found.total_KP
-        squares_KL[here] += found.squares_KL
-    n_K = torch.tensor([len(part) for part in parts], dtype=torch.float64).to(y_P.device)
+    for here, sizes, x, target, offset_BC in chunks(inputs, at, parts, size):
+        into = Sums(total_KP[here], squares_KL[here])
+        add(into, layers, task, y_P, at.buffers_R, x, target, offset_BC, sizes)
     mean_KP = total_KP / n_K[:, None].to(y_P.dtype)
     spread_KL = (squares_KL - n_K[:, None] * by_layer(mean_KP, layout)).clamp(min=0)
     return mean_KP, torch.where(n_K[:, None] > 1, spread_KL, 0.0)  # a single sample has none, whatever the rounding
 
 
-def _of_samples(model: Model, task: Task, inputs: Inputs, at: Standing, parts: Sequence[Tensor]) -> Moments:
+def of_samples(model: Model, task: Task, inputs: Inputs, at: Standing, parts: Sequence[Tensor], size: int) -> Moments:
     """With a gradient of every sample. Chunks are merged as in Chan, Golub and LeVeque (1983): with d the difference
     of the means of a and b,
 
@@ -149,19 +153,19 @@ def _of_samples(model: Model, task: Task, inputs: Inputs, at: Standing, parts: S
     each = sample_gradients(model, task)
     mean_KP = y_P.new_zeros(len(parts), layout.num_parameters)
     spread_KL = y_P.new_zeros(len(parts), len(layout.names), dtype=torch.float64)
-    n_K = y_P.new_zeros(len(parts))  # samples so far
-    size = max(1, chunk_bytes(y_P) // (y_P.numel() * y_P.element_size()))
-    for here, member_KB, x, target, offset_BC in chunks(inputs, at, parts, size):
+    done_K = np.zeros(len(parts))  # samples so far
+    for here, sizes, x, target, offset_BC in chunks(inputs, at, parts, size):
         g_BP = each(y_P, at.buffers_R, x, target, offset_BC)
-        n_new, n_old = member_KB.sum(1), n_K[here].clone()
-        n_K[here] += n_new
-        new_KP = member_KB @ g_BP / n_new[:, None]
-        g_BP.addmm_(member_KB.T, new_KP, alpha=-1)
+        n_old, n_new = torch.from_numpy(np.stack([done_K[here], sizes])).to(y_P.device, non_blocking=True)
+        done_K[here] += sizes
+        share = n_new / (n_old + n_new)
+        new_KP = sum_by_client(g_BP, sizes) / n_new[:, None].to(y_P.dtype)
+        for g, new_P in zip(torch.split(g_BP, sizes), new_KP, strict=True):
+            g -= new_P
         d_KP = new_KP - mean_KP[here]
-        share = n_new / n_K[here]
-        mean_KP[here] += share[:, None] * d_KP
-        spread_KL[here] += member_KB.double() @ by_layer(g_BP, layout)
-        spread_KL[here] += (share * n_old).double()[:, None] * by_layer(d_KP, layout)
+        mean_KP[here] += share[:, None].to(y_P.dtype) * d_KP
+        spread_KL[here] += sum_by_client(by_layer(g_BP, layout), sizes)
+        spread_KL[here] += (share * n_old)[:, None] * by_layer(d_KP, layout)
     return mean_KP, spread_KL
 
 
@@ -194,9 +198,14 @@ def sample_gradients(model: Model, task: Task) -> Callable[[Tensor, Tensor, Tens
     return each
 
 
+_CHECKED: WeakSet[Model] = WeakSet()
+
+
 def check(problem: Problem) -> None:
     """ValueError where a sample has no gradient of its own, or ``torch.vmap`` cannot compute it."""
     model, index = problem.model, torch.arange(min(2, len(problem.dataset.x)))
+    if model in _CHECKED:
+        return
     x, target = _inputs(problem)(index)
 
     def logits(some: Tensor) -> Tensor:
@@ -213,3 +222,4 @@ def check(problem: Problem) -> None:
         ) from None
     if not torch.allclose(together, alone, rtol=1e-3, atol=1e-4):
         raise ValueError("probe: a layer of this model lets samples see each other in mode eval; leave probe empty")
+    _CHECKED.add(model)

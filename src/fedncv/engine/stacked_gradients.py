@@ -27,7 +27,7 @@ def _of_run(engine: StackedEngine, states: Sequence[State], j: int) -> Gradients
     problem = engine.problems[j]
     holders = np.flatnonzero(problem.clients.sizes)
     groups = [holders[i : i + GROUP] for i in range(0, len(holders), GROUP)]
-    return collected(problem, [each for ids in groups for each in _of_clients(engine, states, j, ids)])
+    return collected(problem, (each for ids in groups for each in _of_clients(engine, states, j, ids)))
 
 
 def _of_clients(engine: StackedEngine, states: Sequence[State], j: int, ids: Ints) -> Iterator[Moments]:
