@@ -217,6 +217,8 @@ def test_twenty_methods_on_eight_datasets_stay_legible(browser, tmp_path):
     for width in (390, 1280):
         open_page(browser, tmp_path, width=width)
         assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+        assert len(lines(browser)) == 13  # FedNCV and the best others
+        next(b for b in browser.find_elements(By.CSS_SELECTOR, "#curves-chart button.plain") if b.text == "All").click()
         assert len(lines(browser)) == 20
         looks = browser.execute_script(
             "return [...document.querySelectorAll('#curves-chart .legend line')]"
@@ -227,4 +229,22 @@ def test_twenty_methods_on_eight_datasets_stay_legible(browser, tmp_path):
             "return [...document.querySelectorAll('#main td')].filter((c) => c.scrollWidth > c.clientWidth + 1).length"
         )
         assert clipped == 0
+    assert browser.get_log("browser") == []
+
+
+@pytest.mark.slow
+def test_an_ablation_stays_legible(browser, tmp_path):
+    from fedncv.studies import ablation
+
+    methods = ablation().methods
+    write(write_study(tmp_path, made_up_study(methods=methods, seeds=(0, 1)), level=lambda _, m: 0.3 + len(m) / 200))
+    for width in (390, 1280):
+        open_page(browser, tmp_path, width=width)
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+        assert browser.find_element(By.CSS_SELECTOR, "#curves-chart g.ours").get_attribute("data-method") == "fedncv"
+        tracks = browser.execute_script("return [...document.querySelectorAll('.track')].map((t) => t.clientWidth)")
+        assert min(tracks) > 100  # long names leave room for the bars
+    table = browser.find_element(By.CSS_SELECTOR, "#gain table")
+    assert len(table.find_elements(By.CSS_SELECTOR, "tbody tr")) == len(methods)
+    assert browser.execute_script("return arguments[0].offsetWidth <= arguments[0].parentNode.clientWidth", table)
     assert browser.get_log("browser") == []

@@ -8,15 +8,18 @@ import json
 import pytest
 from made_up_runs import made_up_study, write_study
 
-from fedncv.report import figures, names, paper, series
+from fedncv.config import Settings
+from fedncv.report import figures, findings, names, paper, series
 from fedncv.report.gather import gather
 from fedncv.report.page import chart_data, page
 from fedncv.report.table import main_table, to_csv, to_latex, to_markdown
 from fedncv.report.verdict import AGREES, DIFFERS, OPEN, PARTLY, claims, headline
 from fedncv.report.write import write
+from fedncv.studies import ablation
 
 SEVEN = ("fedavg", "fedprox", "scaffold", "fedrep", "fedper", "pfedsim", "fedncv")
 HIGH = {"fedncv": 0.9, "fedper": 0.8}
+AS_IN_PAPER = Settings(eval_every=50)
 
 
 def gathered(tmp_path, *, level=None, **changes):
@@ -32,8 +35,30 @@ def test_the_paper_is_printed_as_it_stands():
     assert len(paper.table1()) == 4 * 8 * 2
 
 
+@pytest.mark.parametrize("name", ["clients", "partition", "per_round", "rounds", "epochs"])
+def test_a_column_at_another_protocol_has_nothing_of_the_paper_beside_it(tmp_path, name):
+    other = {name: "dirichlet:alpha=1" if name == "partition" else getattr(AS_IN_PAPER, name) // 2}
+    variants = {"same": {"lr": 0.1}, "other": other}
+    results = gathered(tmp_path, settings=AS_IN_PAPER, seeds=(0, 1), methods=("fedavg", "fedncv"), variants=variants)
+    table = main_table(results)
+    rows = csv.DictReader(io.StringIO(to_csv(table, {})))
+    assert {row["column"] for row in rows if row["paper"]} == {"cifar10/same"}
+    assert to_markdown(table).count("[") == 4  # two methods, before and after
+    found = claims(results, table)
+    assert page(results, table, found).count('<span class="paper">') == 4
+    assert [claim.where for claim in found] == ["Table 1, CIFAR-10, same", "Table 1, CIFAR-10, same, the numbers"]
+
+
+def test_without_the_papers_values_nothing_speaks_of_them(tmp_path):
+    results = gathered(tmp_path)  # 20 clients
+    table = main_table(results)
+    assert "paper" not in to_markdown(table)
+    assert "beneath it the paper" not in page(results, table, [])
+    assert headline(results, table, []).startswith("These runs do not follow the paper's protocol")
+
+
 def test_best_second_and_first(tmp_path):
-    results = gathered(tmp_path, methods=SEVEN, level=lambda _, m: HIGH.get(m, 0.5))
+    results = gathered(tmp_path, settings=AS_IN_PAPER, methods=SEVEN, level=lambda _, m: HIGH.get(m, 0.5))
     table = main_table(results)
     entry = table.entries["cifar10", "before", "fedncv"]
     assert (entry.place, entry.first) == (1, True)
@@ -49,7 +74,7 @@ def test_best_second_and_first(tmp_path):
 
 
 def test_the_csv_holds_every_cell(tmp_path):
-    results = gathered(tmp_path, datasets=("cifar10", "emnist"))
+    results = gathered(tmp_path, settings=AS_IN_PAPER, datasets=("cifar10", "emnist"))
     rows = list(csv.DictReader(io.StringIO(to_csv(main_table(results), {"cifar10": {"fedavg": 0.03}}))))
     assert len(rows) == 2 * 2 * 3
     assert rows[0]["lr"] == "0.03"
@@ -60,7 +85,7 @@ def test_the_csv_holds_every_cell(tmp_path):
 
 def test_the_claim_of_table_1_needs_every_interval(tmp_path):
     def verdict(level, where):
-        results = gathered(tmp_path / where, methods=SEVEN, level=lambda _, m: level.get(m, 0.5))
+        results = gathered(tmp_path / where, settings=AS_IN_PAPER, methods=SEVEN, level=lambda _, m: level.get(m, 0.5))
         return claims(results, main_table(results))[0].verdict
 
     assert verdict({"fedncv": 0.9}, "ahead") == AGREES
@@ -69,14 +94,14 @@ def test_the_claim_of_table_1_needs_every_interval(tmp_path):
 
 
 def test_a_claim_without_all_its_rivals_agrees_in_part(tmp_path):
-    results = gathered(tmp_path, level=lambda _, m: HIGH.get(m, 0.5))
+    results = gathered(tmp_path, settings=AS_IN_PAPER, level=lambda _, m: HIGH.get(m, 0.5))
     claim = claims(results, main_table(results))[0]
     assert claim.verdict == PARTLY
     assert "without FedProx, FedRep" in claim.why
 
 
 def test_a_claim_about_a_method_that_was_not_run_is_open(tmp_path):
-    results = gathered(tmp_path, methods=("fedavg", "scaffold"))
+    results = gathered(tmp_path, settings=AS_IN_PAPER, methods=("fedavg", "scaffold"))
     found = claims(results, main_table(results))
     assert found[0].verdict == OPEN
     assert "1 run" not in headline(results, main_table(results), found)
@@ -84,7 +109,7 @@ def test_a_claim_about_a_method_that_was_not_run_is_open(tmp_path):
 
 def test_a_column_below_the_label_prior_is_called_impossible(tmp_path):
     """The made-up prior is 55 %, above every value that the paper prints for CIFAR-100."""
-    results = gathered(tmp_path, datasets=("cifar100",))
+    results = gathered(tmp_path, settings=AS_IN_PAPER, datasets=("cifar100",))
     numbers = claims(results, main_table(results))[1]
     assert numbers.verdict == DIFFERS
     assert "majority class reaches without learning" in numbers.why
@@ -98,10 +123,20 @@ def test_the_claims_of_the_figures(tmp_path):
     (claim,) = claims(results, main_table(results))
     assert claim.verdict == AGREES
     assert "these runs CIFAR-10" in claim.why
-    results = gathered(tmp_path / "3", datasets=("mnist",), methods=SEVEN, level=lambda _, m: HIGH.get(m, 0.5))
+    results = gathered(
+        tmp_path / "3", settings=AS_IN_PAPER, datasets=("mnist",), methods=SEVEN, level=lambda _, m: HIGH.get(m, 0.5)
+    )
     (claim,) = claims(results, main_table(results))
     assert claim.verdict == AGREES
     assert claim.measured.startswith("1st of 7")
+
+
+def test_a_study_of_fedncvs_parts_is_no_table_1(tmp_path):
+    variants = ("fedncv:drift=off", "fedncv:tau=0", "fedncv:blend=0")
+    results = gathered(tmp_path, settings=AS_IN_PAPER, methods=("fedavg", "fedncv", *variants))
+    assert claims(results, main_table(results)) == []
+    results = gathered(tmp_path / "both", settings=AS_IN_PAPER, methods=(*SEVEN, *variants))
+    assert len(claims(results, main_table(results))) == 2
 
 
 def test_where_the_paper_says_nothing_neither_do_we(tmp_path):
@@ -160,8 +195,8 @@ def test_equal_results_give_equal_files(tmp_path):
     write_study(tmp_path, made_up_study(seeds=(0, 1)))
     first = {path: path.read_bytes() for path in write(tmp_path)}
     assert {path.name for path in first} == {
-        "report.html", "table.csv", "table.md", "table.tex", "curves.csv", "clients.csv", "work.csv",
-        "curves.png", "curves.svg", "clients.png", "clients.svg",
+        "report.html", "table.csv", "table.md", "table.tex", "parts.md", "curves.csv", "clients.csv", "work.csv",
+        "curves.png", "curves.svg", "dots.png", "dots.svg", "clients.png", "clients.svg",
     }  # fmt: skip
     assert {path: path.read_bytes() for path in write(tmp_path)} == first
 
@@ -179,5 +214,31 @@ def test_the_page_stands_alone_and_no_text_breaks_out_of_it(tmp_path):
     assert json.loads(block)["ours"] == "fedncv"
 
 
+def test_variants_of_fedncv_are_named_by_what_they_lack_and_have():
+    said = {
+        "drift=off": "FedNCV without drift correction",
+        "tau=0": "FedNCV without label prior",
+        "memory=adaptive": "FedNCV with server memory",
+        "drift=adaptive": "FedNCV, alpha learned",
+        "samples=saga": "FedNCV with sample level (SAGA)",
+        "drift=fixed,even=false,tau=0,momentum=0,average=0,blend=0": "FedAvg with drift correction",
+        "drift=off,memory=adaptive,even=false,tau=0,momentum=0,average=0,blend=0": "FedAvg with server memory",
+        "drift=off,even=false,tau=0,momentum=0,average=0,blend=0.03": "FedAvg with blend",
+        "drift=fixed,even=false,momentum=0,average=0,blend=0":  # the label prior is still there
+            "FedNCV with drift correction, without even samples, momentum, average, blend",
+        "momentum=0.3,average=0": "FedNCV without average, momentum 0.3",
+    }  # fmt: skip
+    assert {knobs: names.method(f"fedncv:{knobs}") for knobs in said} == said
+    assert names.method("fedncv") == "FedNCV"
+    assert names.method("fedncv+prior") == "FedNCV + prior"
+
+
+def test_the_ablations_methods_have_names_of_their_own():
+    methods = [*ablation().methods, "fedncv:drift=off,even=false,tau=0,momentum=0,average=0,blend=0"]
+    assert len({names.method(method) for method in methods}) == len(methods) == 30
+    assert max(len(names.method(method)) for method in methods[:-1]) <= 51
+
+
 def test_examples():
     assert doctest.testmod(names).failed == 0
+    assert doctest.testmod(findings).failed == 0

@@ -101,3 +101,12 @@ def test_ends_of_intervals_are_no_curves(tmp_path):
     (column,) = probed_study(tmp_path).columns
     mine = {metric for metric in series.curves(column) if metric.startswith("variance")}
     assert mine == {f"variance_{name}" for name in NUMBERS}
+
+
+def test_of_many_methods_fedavg_and_the_most_accurate_are_drawn_and_all_are_in_the_table(tmp_path):
+    """FedAvg is the least accurate of the made-up methods, FedNCV the most."""
+    more = tuple(f"fedprox:mu={i}" for i in range(1, 17))
+    text = variance.section(probed_study(tmp_path, methods=("fedavg", *more)))
+    assert re.findall(r'<figure data-method="(.*?)"', text) == ["fedavg", *more[-12:], "fedncv"]
+    assert "14 of 18 methods are drawn" in text
+    assert re.findall(r'<tr data-method="(.*?)"', text) == ["fedavg", *more, "fedncv"]

@@ -3,13 +3,16 @@
 from pathlib import Path
 from typing import Any
 
+from fedncv.comparison import summary
 from fedncv.report import names, series
 from fedncv.report.gather import Results
-from fedncv.report.verdict import OURS
+from fedncv.report.names import OURS
+from fedncv.report.table import scaled
 
 # Okabe and Ito's colours: told apart by colour-blind readers too; line styles repeat the information.
 COLOURS = ["#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#6A51A3", "#333333"]
 STYLES = ["-", "--", ":", "-."]
+CHARACTER = 0.075  # inches, of the font size below
 PLAIN: Any = {"svg.hashsalt": "fedncv", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
 
 
@@ -19,7 +22,8 @@ def save_all(results: Results, folder: Path) -> list[Path]:
 
     written = []
     with mpl.rc_context(PLAIN):
-        for name, figure in (("curves", curves(results)), ("clients", clients(results)), ("scale", scale(results))):
+        for name, draw in (("curves", curves), ("dots", dots), ("clients", clients), ("scale", scale)):
+            figure = draw(results)
             if figure is None:
                 continue
             for suffix, metadata in (("png", {"Software": None}), ("svg", {"Date": None})):
@@ -44,9 +48,11 @@ def curves(results: Results) -> Any:
     if not columns:
         return None
     figure, panels = _panels(len(columns), height=3.1)
-    by = results.score.scale
+    by, some = results.score.scale, series.drawn(results)
     for panel, column in zip(panels, columns, strict=False):
         for method, points in series.curves(column)["before"].items():
+            if method not in some:
+                continue
             rounds = [p.round for p in points]
             style = look(results, method)
             panel.plot(rounds, [by * p.mean for p in points], label=names.method(method), gid=method, **style)
@@ -63,6 +69,41 @@ def curves(results: Results) -> Any:
             low, high = panel.get_ylim()
             panel.set_ylim(max(0, low), min(100.5, high))
         panel.grid(alpha=0.25)
+    few = f"{len(some)} of {len(results.methods)} methods: FedNCV and the best others at the end"
+    _legend(figure, panels, title=few if len(some) < len(results.methods) else None)
+    return figure
+
+
+def dots(results: Results) -> Any:
+    """The scores at the end, before (open) and after (filled), with 95 % intervals over seeds; a panel a column."""
+    columns = [column for column in results.columns if column.runs]
+    if not columns:
+        return None
+    figure, panels = _panels(len(columns), height=0.8 + 0.24 * len(results.methods), names_of=results.methods)
+    for panel, column in zip(panels, columns, strict=True):
+        for metric, shift in (("before", 0.14), ("after", -0.14)):
+            for method, seeds in column.scores(metric).items():
+                each, at = scaled(summary(list(seeds.values())), results.score.scale), shift - _row(results, method)
+                colour = COLOURS[0] if method == OURS else COLOURS[-1]
+                fill = colour if metric == "after" else "white"
+                if each.num_seeds > 1:
+                    panel.plot([each.low, each.high], [at, at], color=colour, linewidth=1, alpha=0.6)
+                size = 6 if method == OURS else 4.5
+                panel.plot(each.mean, at, "o", ms=size, color=colour, mfc=fill, gid=f"{method} {metric}", zorder=3)
+        if column.prior() is not None:
+            panel.axvline(100 * (column.prior() or 0.0), color="grey", linewidth=1, linestyle=(0, (1, 3)))
+        panel.set_title(column.title, loc="left")
+        panel.set_xlabel(results.score.axis())
+        if results.score.unit:
+            low, high = panel.get_xlim()
+            panel.set_xlim(max(0, low), min(100.5, high))
+        panel.grid(alpha=0.25)
+    dot: dict[str, Any] = {"color": COLOURS[-1], "ms": 4.5}
+    panels[0].plot([], [], "o", mfc="white", label="before local training", **dot)
+    panels[0].plot([], [], "o", label="after it", **dot)
+    panels[0].plot([], [], color=COLOURS[-1], linewidth=1, label="95 % interval over seeds")
+    if any(column.prior() is not None for column in columns):
+        panels[0].plot([], [], color="grey", linewidth=1, linestyle=(0, (1, 3)), label="label prior alone")
     _legend(figure, panels)
     return figure
 
@@ -72,15 +113,14 @@ def clients(results: Results) -> Any:
     columns = [column for column in results.columns if "before" in series.clients(column)]
     if not columns:
         return None
-    figure, panels = _panels(len(columns), height=0.9 + 0.22 * len(results.methods))
+    figure, panels = _panels(len(columns), height=0.8 + 0.24 * len(results.methods), names_of=results.methods)
     for panel, column in zip(panels, columns, strict=False):
         found, by = series.clients(column)["before"], results.score.scale
-        for i, (method, (q05, q25, q50, q75, q95)) in enumerate(found.items()):
-            colour = look(results, method)["color"]
+        for method, (q05, q25, q50, q75, q95) in found.items():
+            i, colour = _row(results, method), look(results, method)["color"]
             panel.barh(-i, by * (q95 - q05), left=by * q05, height=0.2, color=colour, alpha=0.4)
             panel.barh(-i, by * (q75 - q25), left=by * q25, height=0.6, color=colour, alpha=0.6)
             panel.plot([by * q50] * 2, [-i - 0.38, -i + 0.38], color="black", linewidth=2)
-        panel.set_yticks([-i for i in range(len(found))], [names.method(method) for method in found])
         if results.score.unit:
             panel.set_xlim(0, 100)
         panel.set_xlabel(results.score.axis("of single clients before"))
@@ -108,23 +148,40 @@ def scale(results: Results) -> Any:
     return figure
 
 
-def _panels(count: int, *, height: float) -> tuple[Any, list[Any]]:
-    """Up to four panels a row."""
+def _row(results: Results, method: str) -> int:
+    """How far down a method stands, in every panel."""
+    return results.methods.index(method)
+
+
+def _panels(count: int, *, height: float, names_of: list[str] | None = None) -> tuple[Any, list[Any]]:
+    """Up to four panels a row; with methods' names down the side of the first one of each row."""
     from matplotlib.figure import Figure
 
-    across = min(count, 4 if count > 4 else count)
-    down = -(-count // across)
-    figure = Figure(figsize=(max(5.5, 3.6 * across), height * down + 0.5), layout="constrained")
-    panels = list(figure.subplots(down, across, squeeze=False).flat)
+    down = -(-count // 4)
+    across = -(-count // down)
+    titles = [names.method(method) for method in names_of or []]
+    side = CHARACTER * max(map(len, titles), default=0)
+    wide = max(4.0, 2.6 * across) + side if titles else max(5.5, 3.6 * across)
+    figure = Figure(figsize=(wide, height * down), layout="constrained")
+    panels = list(figure.subplots(down, across, squeeze=False, sharey=bool(titles)).flat)
     for spare in panels[count:]:
         spare.set_axis_off()
+    if titles:
+        panels[0].set_yticks([-i for i in range(len(titles))], titles)
+        panels[0].set_ylim(0.6 - len(titles), 0.6)
     return figure, panels[:count]
 
 
-def _legend(figure: Any, panels: list[Any]) -> None:
+def _legend(figure: Any, panels: list[Any], *, title: str | None = None) -> None:
+    """Below the panels, in as many columns as its longest label lets it have; the figure grows by its lines."""
     found: dict[str, Any] = {}
     for panel in panels:
         for line, label in zip(*panel.get_legend_handles_labels(), strict=True):
             found.setdefault(label, line)
-    columns = max(3, round(figure.get_figwidth() / 1.9))
-    figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=columns, frameon=False)
+    wide = 0.6 + CHARACTER * max(map(len, found), default=0)
+    columns = max(1, min(len(found), int(figure.get_figwidth() / wide)))
+    lines = -(-len(found) // columns) + (title is not None)
+    figure.set_figheight(figure.get_figheight() + 0.2 * lines + 0.1)
+    figure.legend(
+        found.values(), found.keys(), loc="outside lower center", ncols=columns, frameon=False, title=title
+    )  # fmt: skip

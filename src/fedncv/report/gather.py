@@ -9,8 +9,8 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedncv.config import RunConfig, read_toml
-from fedncv.report import names
+from fedncv.config import RunConfig, Settings, read_toml
+from fedncv.report import names, paper
 from fedncv.results import CONFIG, PERCENT, TIMING, Run, Score, read_config, read_rows
 from fedncv.studies.study import FILE, NEUTRAL, TUNING, Study, read_study
 
@@ -32,10 +32,26 @@ class Column:
     """One dataset, or one dataset at one number of clients or in one variant of the study."""
 
     name: str
-    data: str
-    clients: int
+    settings: Settings
     runs: dict[str, list[Run]]  # method -> its finished runs, by seed
     folder: Path | None = None  # where a study keeps this column
+
+    @property
+    def data(self) -> str:
+        return self.settings.data
+
+    @property
+    def clients(self) -> int:
+        return self.settings.clients
+
+    @property
+    def as_in_paper(self) -> bool:
+        """Whether all of it follows the paper's protocol."""
+        return all(map(paper.follows, [self.settings, *(run.config for runs in self.runs.values() for run in runs)]))
+
+    def printed(self, method: str, metric: str) -> paper.Printed | None:
+        """The paper's value, where the two may be compared."""
+        return paper.printed(self.data, method, metric) if self.as_in_paper else None
 
     @property
     def title(self) -> str:
@@ -161,13 +177,13 @@ def _columns(
     columns: dict[str, Column] = {}
     if study is not None:
         for name, settings in study.columns().items():
-            columns[name] = Column(name, settings.data, settings.clients, {}, folder / name)
+            columns[name] = Column(name, settings, {}, folder / name)
     missing: list[Missing] = []
     seen: set[tuple[str, str, int]] = set()
     for run in runs:
         config = run.config
         name = run.folder.parent.relative_to(folder).as_posix() if study is not None else config.data
-        column = columns.setdefault(name, Column(name, config.data, config.clients, {}))
+        column = columns.setdefault(name, Column(name, config, {}))
         if (name, config.method, config.seed) in seen:
             raise ValueError(f"{run.folder} repeats {config.method} on {name} with seed {config.seed}; remove one")
         seen.add((name, config.method, config.seed))

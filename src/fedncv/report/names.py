@@ -2,6 +2,7 @@
 
 import re
 
+OURS = "fedncv"
 METHODS = {
     "fedavg": "FedAvg",
     "fedavgm": "FedAvgM",
@@ -28,6 +29,23 @@ METHODS = {
     "fedncv": "FedNCV",
     "fedncv-paper": "FedNCV, as printed",
 }
+# Variants of FedNCV by what they lack and what they have. A variant that sets all six of the parts is FedAvg with
+# those that it has: everything off is FedAvg.
+WITHOUT = {
+    "drift=off": "drift correction",
+    "even=false": "even samples",
+    "tau=0": "label prior",
+    "momentum=0": "momentum",
+    "average=0": "average",
+    "blend=0": "blend",
+}
+WITH = {
+    "drift=fixed": "drift correction",
+    "blend=0.03": "blend",
+    "memory=adaptive": "server memory",
+    "samples=saga": "sample level (SAGA)",
+}
+SAID = {"drift=adaptive": "alpha learned"}
 DATASETS = {
     "digits": "Digits",
     "mnist": "MNIST",
@@ -65,12 +83,32 @@ def method(text: str) -> str:
 
     >>> method("fedprox:mu=0.1,server_lr=2+prior:tau=1")
     'FedProx, mu 0.1, server_lr 2 + prior, tau 1'
+    >>> method("fedncv:memory=adaptive,drift=off")
+    'FedNCV with server memory, without drift correction'
     """
     parts = []
     for part in re.split(r"\+(?=[a-z])", text):
-        name, _, knobs = part.partition(":")
-        parts.append(", ".join([METHODS.get(name, name), *(k.replace("=", " ") for k in knobs.split(",") if k)]))
+        name, _, rest = part.partition(":")
+        knobs = [knob for knob in rest.split(",") if knob]
+        said = _variant(knobs) if name == OURS else _with_knobs(METHODS.get(name, name), knobs)
+        parts.append(said)
     return " + ".join(parts)
+
+
+def _with_knobs(name: str, knobs: list[str]) -> str:
+    return ", ".join([name, *(SAID.get(knob, knob.replace("=", " ")) for knob in knobs)])
+
+
+def _variant(knobs: list[str]) -> str:
+    has = [WITH[knob] for knob in knobs if knob in WITH]
+    lacks = [WITHOUT[knob] for knob in knobs if knob in WITHOUT]
+    others = [knob for knob in knobs if knob not in WITH and knob not in WITHOUT]
+    sets = {knob.partition("=")[0] for knob in knobs}
+    name = "FedNCV"
+    if has + others and sets >= {part.partition("=")[0] for part in WITHOUT}:
+        name, lacks = "FedAvg", []
+    words = [f"with {', '.join(has)}"] * bool(has) + [f"without {', '.join(lacks)}"] * bool(lacks)
+    return _with_knobs(" ".join([name, ", ".join(words)]).strip(), others)
 
 
 def dataset(name: str) -> str:

@@ -2,6 +2,7 @@
 // Charts and sortable tables. The numbers come from the JSON block; everything else on the page is plain HTML.
 const data = JSON.parse(document.getElementById("data").textContent);
 const DASHES = ["", "7 3", "2 3", "9 3 2 3"];
+const MOST = 13; // lines that are told apart; of more the best are drawn at first
 const SVG = "http://www.w3.org/2000/svg";
 
 function make(name, attributes = {}, parent = null, text = null) {
@@ -182,6 +183,7 @@ function chart(root, groups) {
     event.preventDefault();
   });
   fillMetrics();
+  if (lines().length > MOST) state.off = new Set(lines().filter((l) => l.method !== data.ours).slice(MOST - 1).map((l) => l.method));
   let width = 0;
   new ResizeObserver(() => { if (canvas.clientWidth !== width) { width = canvas.clientWidth; draw(); } }).observe(canvas);
 }

@@ -6,10 +6,11 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from fedncv.report import names, sections, series, variance
+from fedncv.report import names, parts, sections, series, variance
 from fedncv.report.gather import Results
+from fedncv.report.names import OURS
 from fedncv.report.table import MainTable
-from fedncv.report.verdict import OURS, Claim
+from fedncv.report.verdict import Claim
 
 HERE = Path(__file__).parent
 
@@ -17,10 +18,12 @@ HERE = Path(__file__).parent
 def page(results: Results, table: MainTable, claims: list[Claim], *, target: float | None = None) -> str:
     data = chart_data(results)
     score, called = results.score, results.score.name.capitalize()
-    parts = [
+    beside = "; beneath it the paper's value" if table.beside_paper else ""
+    content = [
         ("verdict", "Verdict", "", sections.verdict(results, table, claims) + sections.missing(results)),
-        ("table", "Results", f"{score.axis().capitalize()}{TABLE_WORDS}",
+        ("table", "Results", f"{score.axis().capitalize()}{TABLE_WORDS.format(beside=beside)}",
          sections.main_table(table) + sections.standings(table)),
+        ("gain", "Gain and cost", "", parts.section(results)),
         ("curves", "Curves", CURVE_WORDS, _chart("curves", "round samples bytes", "score")
          if data["curves"] else ""),
         ("scale", "More clients", f"{called}{SCALE_WORDS}",
@@ -32,20 +35,21 @@ def page(results: Results, table: MainTable, claims: list[Claim], *, target: flo
         ("work", "Work and cost", WORK_WORDS, sections.work(results, target)),
         ("repeat", "Repeat it", "", sections.repeat(results)),
     ]  # fmt: skip
-    parts = [part for part in parts if part[3]]
-    links = "".join(f'<li><a href="#{key}">{title}</a></li>' for key, title, _, _ in parts)
+    content = [part for part in content if part[3]]
+    links = "".join(f'<li><a href="#{key}">{title}</a></li>' for key, title, _, _ in content)
     body = "".join(
         f'<section id="{key}" aria-labelledby="{key}-title"><h2 id="{key}-title">{title}</h2>'
         + (f"<p class='soft'>{words}</p>" if words else "")
-        + f"{content}</section>"
-        for key, title, words, content in parts
+        + f"{text}</section>"
+        for key, title, words, text in content
     )
     config = results.protocol
     where = ", ".join(dict.fromkeys(names.dataset(column.data) for column in results.columns))
     drawn = "" if "per_round" in results.differing else f" of {config.per_round} clients"
     per = f"{config.rounds} rounds{drawn}, {config.epochs} local epochs, batch {config.batch_size}"
-    population = "" if "clients" in results.differing else f"{config.clients} clients, "
-    facts = f"{where} · {population}{config.partition} · {per} · {config.model}"
+    skew = "" if "partition" in results.differing else f"{config.partition} · "
+    population = "" if "clients" in results.differing else f"{config.clients} clients{', ' if skew else ' · '}"
+    facts = f"{where} · {population}{skew}{per} · {config.model}"
     fill = {
         "title": escape(results.title),
         "facts": escape(facts),
@@ -117,7 +121,7 @@ def _rounded(point: series.Point) -> list[float | int | None]:
 
 
 TABLE_WORDS = (
-    ", over all clients' own test samples, mean ± deviation over seeds; beneath it the paper's value. "
+    ", over all clients' own test samples, mean ± deviation over seeds{beside}. "
     "<b>Bold</b>: best mean. <u>Underlined</u>: second. ★: first beyond doubt, as every paired 95 % interval against "
     "every other method is above zero. The headings sort."
 )

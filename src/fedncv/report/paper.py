@@ -5,6 +5,10 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from fedncv.config import Settings
+
+# What its tables hold for; a column of other runs has no printed value.
+PROTOCOL = {"clients": 100, "partition": "dirichlet:alpha=0.1", "per_round": 10, "rounds": 100, "epochs": 5}
 # The method that stands for each of the paper's. Its FedNCV is compared with both readings of its equations.
 ROWS = {
     "fedavg": "FedAvg",
@@ -45,3 +49,8 @@ def table1() -> dict[tuple[str, str, str], Printed]:
 
 def printed(data: str, method: str, metric: str) -> Printed | None:
     return table1().get((data, method, metric))
+
+
+def follows(settings: Settings) -> bool:
+    """Whether it is the paper's protocol."""
+    return all(getattr(settings, name) == value for name, value in PROTOCOL.items())

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from fedncv.comparison import paired
 from fedncv.config import Settings
 from fedncv.report import names, series
+from fedncv.report.findings import findings
 from fedncv.report.gather import Column, Results, command
 from fedncv.report.table import METRICS, Entry, MainTable
 from fedncv.report.verdict import AGREES, DIFFERS, PARTLY, Claim, headline
@@ -31,6 +32,7 @@ def verdict(results: Results, table: MainTable, claims: list[Claim]) -> str:
         rows = "".join(f"<dt>{name}</dt><dd>{escape(text)}</dd>" for name, text in facts if text)
         cards.append(f'<li class="claim"><h3>{escape(claim.where)} {badge}</h3><dl>{rows}</dl></li>')
     said = f'<p class="headline">{escape(headline(results, table, claims))}</p>'
+    said += "".join(f"<p>{escape(finding)}</p>" for finding in findings(results))
     return said + (f'<ul class="claims">{"".join(cards)}</ul>' if cards else "")
 
 

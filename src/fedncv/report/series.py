@@ -11,6 +11,7 @@ import numpy as np
 
 from fedncv.comparison import reached, summary
 from fedncv.report.gather import Column, Results, seconds
+from fedncv.report.names import OURS
 from fedncv.report.table import write_csv
 from fedncv.results import Run
 from fedncv.studies.study import PARTITION
@@ -20,6 +21,7 @@ CURVES = (
     "before", "after", "before_client_mean", "before_worst_decile", "after_client_mean", "after_worst_decile",
     "pooled", "loss",
 )  # fmt: skip
+MOST = 13  # methods that a reader tells apart in one picture
 VARIANCE = "variance"  # metrics that begin with this word are drawn in a section of their own
 
 
@@ -84,6 +86,18 @@ def _curve(runs: list[Run], metric: str) -> list[Point]:
 
 def _mean(values: list[float]) -> float:
     return sum(values) / len(values)
+
+
+def drawn(results: Results) -> list[str]:
+    """All methods; where they are too many, FedNCV and the best others by their last "before", mean over columns."""
+    if len(results.methods) <= MOST:
+        return results.methods
+    last: dict[str, list[float]] = {}
+    for column in results.columns:
+        for method, points in curves(column).get("before", {}).items():
+            last.setdefault(method, []).append(points[-1].mean)
+    best = sorted(last, key=lambda method: (method != OURS, -_mean(last[method])))[:MOST]
+    return [method for method in results.methods if method in best]
 
 
 def over_clients(results: Results) -> dict[str, dict[str, dict[str, list[tuple[int, Point]]]]]:

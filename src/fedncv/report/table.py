@@ -8,7 +8,7 @@ from typing import NamedTuple
 from fedncv.comparison import Summary, compare, holm, ranks, summary
 from fedncv.report import names
 from fedncv.report.gather import Column, Results
-from fedncv.report.paper import Printed, printed
+from fedncv.report.paper import Printed
 from fedncv.results import Score
 
 METRICS = ("before", "after")
@@ -50,6 +50,11 @@ class MainTable(NamedTuple):
     standings: list[Standing]
     ranks: dict[str, float]
 
+    @property
+    def beside_paper(self) -> bool:
+        """Whether any cell has a printed value."""
+        return any(entry.paper for entry in self.entries.values())
+
     def standing(self, column: str, metric: str) -> Standing | None:
         return next((s for s in self.standings if (s.column, s.metric) == (column, metric)), None)
 
@@ -72,7 +77,7 @@ def main_table(results: Results) -> MainTable:
             values = list(scores.get(method, {}).values())
             entries[column.name, metric, method] = Entry(
                 scaled(summary(values), results.score.scale) if values else None,
-                printed(column.data, method, metric) if results.score.unit else None,
+                column.printed(method, metric) if results.score.unit else None,
                 each.order.index(method) + 1 if method in each.order else 0,
                 each.first == method,
                 sum(1 for m in results.missing if (m.column, m.method) == (column.name, method)),
@@ -142,13 +147,15 @@ def to_markdown(table: MainTable) -> str:
             cells.append(text + (f" [{entry.paper.mean:.2f}]" if entry.paper else ""))
         lines.append(_row([names.method(method), *cells]))
     lines.append(_row(["label prior alone", *prior_cells(table)]))
-    return "\n".join(lines) + f"\n\n{_legend(table.score)}\n"
+    return "\n".join(lines) + f"\n\n{_legend(table)}\n"
 
 
-def _legend(score: Score) -> str:
+def _legend(table: MainTable) -> str:
+    unit = table.score.unit.strip() or table.score.name
+    paper = "; in brackets: the paper" if table.beside_paper else ""
     return (
-        f"Mean ± deviation over seeds, {score.unit.strip() or score.name}. Bold: best mean; italics: second; *: every "
-        "paired 95 % interval against every other method is above zero; in brackets: the paper."
+        f"Mean ± deviation over seeds, {unit}. Bold: best mean; italics: second; *: every paired 95 % interval against "
+        f"every other method is above zero{paper}."
     )
 
 

@@ -26,7 +26,11 @@ def section(results: Results) -> str:
     for column in results.columns:
         found = probed(column)
         if found:
-            body = f"{_legend()}<div class='panels'>{_pictures(column, found)}</div>{_table(column, found)}"
+            few = [method for method in found if method in (*series.drawn(results), "fedavg")]
+            chosen = f"<p class='soft small'>{len(few)} of {len(found)} methods are drawn: FedNCV, FedAvg and the most "
+            chosen += "accurate others. The table has all.</p>"
+            pictures = f"{_legend()}{chosen if len(few) < len(found) else ''}"
+            body = f"{pictures}<div class='panels'>{_pictures(column, few)}</div>{_table(column, found)}"
             opened = "" if parts else " open"
             parts.append(f"<details{opened}><summary>{escape(column.title)}</summary><div>{body}</div></details>")
     return "".join(parts)
@@ -133,7 +137,7 @@ def _table(column: Column, methods: list[str]) -> str:
         rows.append(f'<tr data-method="{escape(method)}"><th data-value="{title}">{title}</th>{cells}</tr>')
     return (
         '<div class="scroll" tabindex="0" role="region" aria-label="Variance at the last probe">'
-        '<table class="sortable">'
+        '<table class="sortable long">'
         '<thead><tr><th data-column="0" aria-sort="none"><button type="button">Method</button></th>'
         f"{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
     )
@@ -143,5 +147,5 @@ def _cell(value: Value | None) -> str:
     if value is None:
         return '<td class="none" data-value="">–</td>'
     ends = value.low is not None and value.high is not None and math.isfinite(value.low)
-    interval = f" <small>{value.low:.3g} to {value.high:.3g}</small>" if ends else ""
+    interval = f'<small class="under">{value.low:.3g} to {value.high:.3g}</small>' if ends else ""
     return f'<td data-value="{value.mean:.6g}"><span class="mean">{value.mean:.3g}</span>{interval}</td>'

@@ -9,10 +9,10 @@ from typing import NamedTuple
 from fedncv.comparison import compare, summary
 from fedncv.report import names
 from fedncv.report.gather import Column, Results
+from fedncv.report.names import OURS
 from fedncv.report.paper import COLUMNS, DECLINE, PLACE, ROWS, printed
 from fedncv.report.table import METRICS, MainTable, percent, spread
 
-OURS = "fedncv"
 AGREES, PARTLY, DIFFERS, OPEN = "agrees", "agrees in part", "does not agree", "not measured"
 
 
@@ -30,9 +30,9 @@ def claims(results: Results, table: MainTable) -> list[Claim]:
         return []  # the paper speaks of accuracy alone
     found: list[Claim] = []
     for column in results.columns:
-        if "clients-" in column.name:
+        if "clients-" in column.name or not column.as_in_paper:
             continue
-        if column.data in COLUMNS:
+        if column.data in COLUMNS and not _about_parts(column):
             found += [_first(column, table), _values(column)]
         if column.data in PLACE:
             found.append(_place(column, table))
@@ -40,6 +40,12 @@ def claims(results: Results, table: MainTable) -> list[Claim]:
     for data in dict.fromkeys(column.data for column in scaled):
         found.append(_decline(data, sorted((c for c in scaled if c.data == data), key=lambda c: c.clients)))
     return found
+
+
+def _about_parts(column: Column) -> bool:
+    """More variants of FedNCV than methods of Table 1: the claims are left to a study of those."""
+    variants = [method for method in column.runs if method.startswith(f"{OURS}:")]
+    return len(variants) > len([method for method in ROWS if method in column.runs])
 
 
 def headline(results: Results, table: MainTable, found: list[Claim]) -> str:
@@ -52,9 +58,11 @@ def headline(results: Results, table: MainTable, found: list[Claim]) -> str:
     if judged:
         part = f", {counted[PARTLY]} in part" if counted[PARTLY] else ""
         parts.append(f"{counted[AGREES]} of {judged} claims of the paper agree with what was measured{part}.")
-    elif not found:
+    elif not any(column.data in (*COLUMNS, *PLACE) for column in results.columns):
         where = ", ".join(dict.fromkeys(names.dataset(column.data) for column in results.columns))
         parts.append(f"The paper makes no claim about {where}.")
+    elif not found and not any(column.as_in_paper for column in results.columns):
+        parts.append("These runs do not follow the paper's protocol, so none of its claims is judged by them.")
     firsts = [s for s in table.standings if s.survives]
     if firsts:
         wins: dict[str, int] = {}

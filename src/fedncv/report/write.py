@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from fedncv.report import series, table
+from fedncv.report import parts, series, table
 from fedncv.report.figures import save_all
 from fedncv.report.gather import gather
 from fedncv.report.page import page
@@ -24,10 +24,12 @@ def write(folder: Path, *, target: float | None = None, allow: tuple[str, ...] =
         files / "table.csv": table.to_csv(main, lr),
         files / "table.md": table.to_markdown(main),
         files / "table.tex": table.to_latex(main),
+        files / "parts.md": parts.to_markdown(results),
         files / "curves.csv": series.curves_csv(results),
         files / "clients.csv": series.clients_csv(results),
         files / "work.csv": series.work_csv(results, target),
     }
+    contents = {path: content for path, content in contents.items() if content}
     for path, content in contents.items():
         temporary = path.with_name(path.name + ".new")
         temporary.write_text(content, encoding="utf-8")

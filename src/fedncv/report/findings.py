@@ -1,0 +1,84 @@
+"""What the numbers say in a sentence: FedNCV at its worst, and what its parts give. Without the rows, nothing."""
+
+import math
+
+from fedncv.comparison import Paired, compare, paired, summary
+from fedncv.report import names
+from fedncv.report.gather import Column, Results
+from fedncv.report.names import OURS
+from fedncv.report.table import METRICS
+from fedncv.results import Score
+
+
+def findings(results: Results) -> list[str]:
+    """Of several columns, how FedNCV stands against the best other method; of one, what its parts give."""
+    if len(results.columns) > 1:
+        return _at_worst(results)
+    return [said for column in results.columns for said in _parts(column, results.score)]
+
+
+def _at_worst(results: Results) -> list[str]:
+    gaps: list[tuple[Paired, str, str]] = []
+    sure = 0
+    for column in results.columns:
+        for metric in METRICS:
+            scores = column.scores(metric)
+            others = [method for method in scores if method != OURS and not method.startswith(f"{OURS}:")]
+            if OURS not in scores or not others:
+                continue
+            best = max(others, key=lambda method: summary(list(scores[method].values())).mean)
+            gap = paired(scores[OURS], scores[best])
+            if gap.num_seeds:
+                gaps.append((gap, best, f"{column.title}, {metric} local training"))
+                sure += compare({method: scores[method] for method in (OURS, *others)}).first == OURS
+    if not gaps:
+        return []
+    ahead = sum(gap.difference > 0 for gap, _, _ in gaps)
+    gap, best, where = min(gaps, key=lambda each: each[0].difference)
+    points = " points" if results.score.unit else ""
+    by = f"{results.score.show(abs(gap.difference), 2)}{points} {'ahead of' if gap.difference > 0 else 'behind'}"
+    interval = f" (95 %: {_ends(gap, results.score)})" if not math.isnan(gap.low) else ""
+    return [
+        f"FedNCV is ahead of the best other method in {ahead} of {len(gaps)} columns; in {sure} of them every "
+        "paired 95 % interval against every other method is above zero.",
+        f"At worst it is {by} {names.method(best)}{interval}: {where}.",
+    ]
+
+
+def _parts(column: Column, score: Score) -> list[str]:
+    said = []
+    alone = _gain(column, "fedavg+prior", "fedavg", score)
+    within = _gain(column, OURS, f"{OURS}:tau=0", score)
+    given = [f"gives FedAvg {alone}"] * bool(alone) + [f"gives FedNCV's other parts {within}"] * bool(within)
+    if given:
+        said.append(f"The label prior {'; it '.join(given)}.")
+    drift = _gain(column, OURS, f"{OURS}:drift=off", score)
+    if drift:
+        said.append(f"The drift correction adds {drift}, on top of the label prior and all other parts.")
+    return said
+
+
+def _gain(column: Column, method: str, without: str, score: Score) -> str:
+    """a - b before and after; empty where either has no run."""
+    words: list[str] = []
+    for metric in METRICS:
+        scores = column.scores(metric)
+        gap = paired(scores.get(method, {}), scores.get(without, {}))
+        if not gap.num_seeds:
+            continue
+        points = " points" if score.unit and not words else ""
+        interval = "" if math.isnan(gap.low) else f" (95 %: {_ends(gap, score)})"
+        words.append(f"{signed(gap.difference, score)}{points} {metric}{interval}")
+    return " and ".join(words)
+
+
+def _ends(gap: Paired, score: Score) -> str:
+    return f"{signed(gap.low, score)} to {signed(gap.high, score)}"
+
+
+def signed(value: float, score: Score) -> str:
+    """
+    >>> signed(-0.0123, Score("accuracy", 100, " %")), signed(0.5, Score("accuracy", 100, " %"))
+    ('−1.23', '+50.00')
+    """
+    return ("−" if value < 0 else "+" if value > 0 else "") + score.show(abs(value), 2)

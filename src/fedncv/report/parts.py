@@ -1,0 +1,160 @@
+"""Which part gives what at what cost: accuracy, variance and work of every method side by side, for a single column."""
+
+import math
+from html import escape
+from typing import NamedTuple
+
+from fedncv.comparison import Paired, Summary, paired, summary
+from fedncv.report import names, series, variance
+from fedncv.report.findings import signed
+from fedncv.report.gather import Results
+from fedncv.report.names import OURS
+from fedncv.report.table import METRICS, scaled, spread
+from fedncv.results import Score
+
+YARDSTICK = "fedavg"
+SPLIT = ("between", "within")
+
+
+class Part(NamedTuple):
+    method: str
+    scores: list[Summary | None]  # before and after, scaled
+    against: list[Paired | None]  # the same minus FedNCV's, by seed
+    split: list[float | None]  # variance between and within clients at the last probe
+    spent: series.Spent
+
+
+def parts(results: Results) -> list[Part]:
+    """One row a method; none where there are several columns, or nothing to compare FedNCV with."""
+    if len(results.columns) != 1 or OURS not in results.columns[0].runs or len(results.columns[0].runs) < 2:
+        return []
+    (column,) = results.columns
+    scores = [column.scores(metric) for metric in METRICS]
+    spent = series.work(column)
+    found = []
+    for method in column.runs:
+        mine = [each.get(method, {}) for each in scores]
+        gaps = [paired(seeds, each.get(OURS, {})) for seeds, each in zip(mine, scores, strict=True)]
+        ends = [variance.at_the_end(column, method, name) for name in SPLIT]
+        found.append(
+            Part(
+                method,
+                [scaled(summary(list(seeds.values())), results.score.scale) if seeds else None for seeds in mine],
+                [gap if gap.num_seeds and method != OURS else None for gap in gaps],
+                [end.mean if end else None for end in ends],
+                spent[method],
+            )
+        )
+    return found
+
+
+def heads(rows: list[Part], score: Score) -> list[tuple[str, str]]:
+    """(group, name) of every column: variances only where a method was probed, divided by FedAvg's where it was one."""
+    found = [(score.axis(), metric) for metric in METRICS] + [("minus FedNCV", metric) for metric in METRICS]
+    if _probed(rows):
+        of = " / FedAvg" if _yardstick(rows) else ""
+        found += [(f"variance{of}", name) for name in SPLIT]
+    return [*found, *(("whole run", name) for name in ("down", "up", "gradients"))]
+
+
+def cells(row: Part, rows: list[Part], score: Score) -> list[tuple[float | None, str]]:
+    """(what it sorts by, what it says), one for each of the heads."""
+    said: list[tuple[float | None, str]] = []
+    said += [(each.mean, spread(each, score)) if each else (None, "–") for each in row.scores]
+    said += [(gap.difference, _gap(gap, score)) if gap else (None, "–") for gap in row.against]
+    if _probed(rows):
+        by = _yardstick(rows) or [1.0] * len(SPLIT)
+        split = [None if value is None else value / unit for value, unit in zip(row.split, by, strict=True)]
+        said += [(value, "–" if value is None else f"{value:.2g}") for value in split]
+    said += [(n, names.traffic(n)) for n in (row.spent.bytes_down, row.spent.bytes_up)]
+    return [*said, (row.spent.gradients, names.quantity(row.spent.gradients))]
+
+
+def sure(row: Part) -> list[bool]:
+    """Whether the interval of each difference to FedNCV excludes zero."""
+    return [gap is not None and (gap.low > 0 or gap.high < 0) for gap in row.against]
+
+
+def _gap(gap: Paired, score: Score) -> str:
+    ends = (
+        ""
+        if math.isnan(gap.low) or gap.low == gap.high
+        else f" ({signed(gap.low, score)} to {signed(gap.high, score)})"
+    )
+    return signed(gap.difference, score) + ends
+
+
+def _probed(rows: list[Part]) -> bool:
+    return any(value is not None for row in rows for value in row.split)
+
+
+def _yardstick(rows: list[Part]) -> list[float]:
+    """FedAvg's variances; empty where they are not known, or nothing can be divided by them."""
+    split = next((row.split for row in rows if row.method == YARDSTICK), [])
+    return [value for value in split if value] if all(split) else []
+
+
+# ---- as text -------------------------------------------------------------------------------------------
+
+
+def to_markdown(results: Results) -> str:
+    rows = parts(results)
+    if not rows:
+        return ""
+    columns = ["method", *(f"{group}, {name}" for group, name in heads(rows, results.score))]
+    lines = ["| " + " | ".join(columns) + " |", "| --- |" + " ---: |" * (len(columns) - 1)]
+    for row in rows:
+        said = [text for _, text in cells(row, rows, results.score)]
+        for i, clear in enumerate(sure(row), start=len(METRICS)):
+            said[i] = f"**{said[i]}**" if clear else said[i]
+        lines.append("| " + " | ".join([names.method(row.method), *said]) + " |")
+    return "\n".join(lines) + f"\n\n{words(results, rows)}\n"
+
+
+def section(results: Results) -> str:
+    rows = parts(results)
+    if not rows:
+        return ""
+    columns = heads(rows, results.score)
+    groups = [group for group, _ in columns]
+    edges = {1 + groups.index(group) for group in groups}
+
+    def edge(i: int) -> str:
+        return ' class="edge"' if i in edges else ""
+
+    top = "".join(
+        f'<th class="group" colspan="{groups.count(group)}">{escape(group)}</th>' for group in dict.fromkeys(groups)
+    )
+    below = "".join(
+        f'<th data-column="{i}" aria-sort="none"{edge(i)}><button type="button">{name}</button></th>'
+        for i, (_, name) in enumerate(columns, start=1)
+    )
+    lines = []
+    for row in rows:
+        clear = dict(enumerate(sure(row), start=1 + len(METRICS)))
+        body = ""
+        for i, (value, text) in enumerate(cells(row, rows, results.score), start=1):
+            mean, mark, rest = text.partition(" ±") if "±" in text else text.partition(" (")
+            mean = f"<b>{mean}</b>" if clear.get(i) else mean
+            small = f'<small class="under">{mark.strip()}{rest}</small>' if mark else ""
+            body += f'<td{edge(i)} data-value="{"" if value is None else f"{value:.6g}"}">{mean}{small}</td>'
+        title = escape(names.method(row.method))
+        lines.append(f'<tr data-method="{escape(row.method)}"><th data-value="{title}">{title}</th>{body}</tr>')
+    return (
+        f"<p class='soft'>{escape(words(results, rows))}</p>"
+        '<div class="scroll" tabindex="0" role="region" aria-label="Gain and cost"><table class="sortable long">'
+        '<thead><tr><th rowspan="2" data-column="0" aria-sort="none"><button type="button">Method</button></th>'
+        f"{top}</tr><tr>{below}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
+    )
+
+
+def words(results: Results, rows: list[Part]) -> str:
+    unit = results.score.unit.strip() or results.score.name
+    said = [
+        f"Before and after: mean ± deviation over seeds, {unit}.",
+        "Minus FedNCV: paired by seed, with the 95 % interval; bold where it excludes zero.",
+    ]
+    if _probed(rows):
+        of = ", as a multiple of FedAvg's" if _yardstick(rows) else ""
+        said.append(f"Variance: of the gradients between and within clients, at the last probe of the run{of}.")
+    return " ".join([*said, "Down, up and gradients: of the whole run, all clients together."])
