@@ -59,6 +59,9 @@ results: $(READY)  ## tables and figures of docs/results/ anew, from the raw met
 	@for archive in docs/results/*.tar.xz; do \
 	  name=$$(basename $$archive .tar.xz); rm -rf runs/$$name; tar xf $$archive -C runs; \
 	  $(BIN)/fedncv report runs/$$name || exit 1; \
+	  rm -f docs/results/$${name}_*.png; \
+	  case $$name in ablation|robustness) figure=dots;; fig2) figure=scale;; *) figure=curves;; esac; \
+	  cp runs/$$name/report/$$figure.png docs/results/$${name}_$$figure.png; \
 	  cp runs/$$name/report/table.md docs/results/$$name.md; \
-	  for figure in curves clients; do cp runs/$$name/report/$$figure.png docs/results/$${name}_$$figure.png; done; \
+	  if [ -f runs/$$name/report/parts.md ]; then cp runs/$$name/report/parts.md docs/results/$${name}_parts.md; fi; \
 	done
