@@ -213,8 +213,8 @@ def of_layer(call: Heard, d: Tensor) -> dict[str, Each]:
 def windows(layer: nn.Conv2d, a: Tensor) -> Tensor:
     """What the kernel lies on at each place, [B, numbers of a kernel, places].
 
-    One copy of a strided view. F.unfold gives the same, but launches a kernel for every sample on a GPU, 90,000 for
-    45,000 samples of LeNet5; on a CPU it takes three times as long.
+    One copy of a strided view. F.unfold gives the same, but on a GPU launches a kernel for every sample, 90,000 for
+    45,000 samples of LeNet5; on a CPU it is slower too.
     """
     (high, wide), (down, right), padding = layer.kernel_size, layer.dilation, layer.padding
     assert not isinstance(padding, str)
