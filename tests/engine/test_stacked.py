@@ -10,11 +10,11 @@ from federations import FULL_FEDNCV, Tiny, everyone, quadratics, tiny
 from torch import nn
 from torch.testing import assert_close
 
-from fedncv.engine import evaluate, stacked_scores
+from fedncv.engine import evaluate, stacked, stacked_scores
 from fedncv.engine.keeping import Keeper
 from fedncv.engine.masked import masked
 from fedncv.engine.problem import start
-from fedncv.engine.sequential import DivergedError, run_round
+from fedncv.engine.sequential import DivergedError, draw, run_round
 from fedncv.engine.stacked import CannotStackError, StackedEngine
 from fedncv.engine.stage import buckets
 from fedncv.estimators import running_beta
@@ -52,6 +52,30 @@ def test_two_rounds_bring_the_full_fedncv_to_use_all_that_it_keeps():
     server = runs(StackedEngine([problem]), 2)[0][0].server
     assert 0.1 < float(running_beta(server.moments)) < 1
     assert problem.method.broadcast(server, torch.arange(5)).e_Q.abs().max() > 0.01
+
+
+def test_every_round_is_drawn_once_also_where_it_is_planned_ahead(monkeypatch):
+    """Two runs of three rounds: six draws, and none of a fourth round."""
+    made = [tiny("fedavg", seed=seed, rounds=3) for seed in (0, 1)]
+    asked = []
+
+    def noted(problem, round):
+        asked.append((problem.config.seed, round))
+        return draw(problem, round)
+
+    monkeypatch.setattr(stacked, "draw", noted)
+    runs(StackedEngine(made), 3)
+    assert sorted(asked) == [(seed, round) for seed in (0, 1) for round in range(3)]
+
+
+def test_a_draw_that_is_given_stands_in_for_the_planned_one():
+    problem = tiny(FULL_FEDNCV, per_round=2)
+    engine = StackedEngine([problem])
+    states, _ = runs(engine, 1)
+    state, given = run_round(problem, start(problem))[0], everyone(0, 1, 3)
+    assert given.ids.tolist() != draw(problem, 1).ids.tolist()
+    states, _ = runs(engine, 1, states, [given])
+    close(states[0], run_round(problem, state, given)[0])
 
 
 @few_methods

@@ -89,7 +89,7 @@ class StackedEngine:
         self._start_JP = torch.stack([problem.model.start_P for problem in problems])
         self._seeds = [problem.config.seed for problem in problems]
         self._stage: Stage | None = None
-        self._planned: Plan | None = None
+        self._planned: tuple[list[Draw], Plan] | None = None  # of the next round
         self._keeper = Keeper(len(problems) * first.federation.num_clients, self.device)
         sizes = self.resident.train.sizes
         self.batch = int(min(self.config.batch_size, sizes.max()))
@@ -122,7 +122,7 @@ class StackedEngine:
     def _run_rounds(self, states: Sequence[State], drawn: Sequence[Draw] | None) -> list[Settled]:
         t = states[0].round
         assert all(state.round == t for state in states), "stacked runs go round by round together"
-        drawn = drawn or [draw(problem, t) for problem in self.problems]
+        drawn = drawn or self._drawn(t)
         arrived = self.arrive(states, [each.ids for each in drawn])
         plan = self._plan_of(arrived.rows, _shares(drawn), t)
         replied = self.train(arrived, plan)
@@ -229,6 +229,9 @@ class StackedEngine:
         moving = Moving(y_KP, y_KP.new_zeros(len(who), width), buffers_KR, scratch, y_KP.new_zeros(len(who)))
         moving = tree_map(lambda leaf: leaf.clone(memory_format=torch.contiguous_format), moving)
         fixed = Fixed(down, own, ask.client, y_KP.new_tensor(self._lrs(plan, who)))
+        # before they train: what is copied to a busy device waits for it
+        work = self._work(plan, who, fixed.lr)
+        num_steps = torch.from_numpy(plan.counts.steps_KF[who].sum(1)).to(self.device, y_KP.dtype)
         computed = stage.computed
         for phase in range(len(self.method.phases(config.epochs))):
             steps = plan.counts.steps_KF[who, phase]
@@ -244,30 +247,25 @@ class StackedEngine:
             stage.run_phase(phase, order, steps[order], table, moving, fixed, round=plan.round)
         self.computed += stage.computed - computed
         self.used += int(plan.counts.samples_KF[who].sum())
-        return self._finish(plan, who, moving, fixed)
 
-    def _finish(self, plan: Plan, who: Ints, moving: Moving, fixed: Fixed) -> Replied:
-        config, dtype = self.config, moving.y_P.dtype
+        def finish(ask_of, b_R, y_P, work, down, own, scratch):  # type: ignore[no-untyped-def]
+            return self.method.finish(ask_of(b_R), y_P, work, down, own, scratch)
+
+        up, own = vmap_asking(finish, ask, moving.buffers_R, moving.y_P, work, down, own, moving.scratch)
+        return Replied(who, moving.y_P, moving.buffers_R, up, own, moving.loss / num_steps, plan.counts)
+
+    def _work(self, plan: Plan, who: Ints, lr_K: Tensor) -> Work:
+        """What these clients will have done."""
+        config = self.config
         trained_KF = plan.counts.trained_KF(self.method, config.epochs)[who]
         mass = [
             sum(total_step(k, lr, config.momentum) for k in steps)
             for steps, lr in zip(trained_KF.tolist(), self._lrs(plan, who), strict=True)
         ]
-        ask = self.asks(plan.rows[who], plan.round)
-
-        def finish(ask_of, b_R, y_P, steps, samples, mass, fixed, scratch):  # type: ignore[no-untyped-def]
-            work = Work(steps, samples, fixed.lr, mass)
-            return self.method.finish(ask_of(b_R), y_P, work, fixed.down, fixed.own, scratch)
-
         samples_KF = np.where(trained_KF > 0, plan.counts.samples_KF[who], 0)
         numbers = np.stack([trained_KF.sum(1), samples_KF.sum(1)])
         steps_K, samples_K = torch.from_numpy(numbers).to(self.device)
-        mass_K = torch.tensor(mass, dtype=dtype).to(self.device)
-        up, own = vmap_asking(
-            finish, ask, moving.buffers_R, moving.y_P, steps_K, samples_K, mass_K, fixed, moving.scratch
-        )
-        steps = torch.from_numpy(plan.counts.steps_KF[who].sum(1)).to(self.device, dtype)
-        return Replied(who, moving.y_P, moving.buffers_R, up, own, moving.loss / steps, plan.counts)
+        return Work(steps_K, samples_K, lr_K, lr_K.new_tensor(mass))
 
     def _outcomes(self, arrived: Arrived, replied: Replied, losses: Tensor, finite: list[bool]) -> list[Outcome]:
         rule_is_personal = self.problems[0].buffer_rule == "personal"
@@ -316,17 +314,23 @@ class StackedEngine:
         return Plan(rows, shares, round, counts, drawn, who)
 
     def _plan_of(self, rows: Ints, shares: list[float], round: int) -> Plan:
-        ahead = self._planned
-        if ahead and ahead.round == round and np.array_equal(ahead.rows, rows) and ahead.shares == shares:
-            return ahead
+        if self._planned:
+            ahead = self._planned[1]
+            if ahead.round == round and np.array_equal(ahead.rows, rows) and ahead.shares == shares:
+                return ahead
         return self.plan(rows, shares, round)
+
+    def _drawn(self, round: int) -> list[Draw]:
+        if self._planned and self._planned[1].round == round:
+            return self._planned[0]
+        return [draw(problem, round) for problem in self.problems]
 
     def _plan_ahead(self, round: int) -> None:
         self._planned = None
-        if round < self.config.rounds and self.device.type == "cuda":
-            drawn = [draw(problem, round) for problem in self.problems]
+        if round < self.config.rounds:
+            drawn = self._drawn(round)
             rows = np.concatenate([d.ids + j * self.resident.num_clients for j, d in enumerate(drawn)])
-            self._planned = self.plan(rows, _shares(drawn), round)
+            self._planned = drawn, self.plan(rows, _shares(drawn), round)
 
     def asks(self, rows: Ints, round: int) -> Asks:
         """What these clients ask outside their steps."""
