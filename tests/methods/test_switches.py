@@ -15,6 +15,7 @@ from fedncv.engine.local import train as train_client
 from fedncv.engine.problem import arrivals, start
 from fedncv.methods import find_method
 from fedncv.methods.fedavg import fedavg
+from fedncv.methods.switches import label_prior
 from fedncv.methods.switches.label_prior import Config as PriorConfig
 from fedncv.methods.switches.label_prior import log_prior, with_prior
 from fedncv.tree import leaves
@@ -42,6 +43,26 @@ def test_one_step_with_the_prior_is_the_gradient_of_shifted_logits():
     expected = torch.cat([(error.T @ x / len(x)).flatten(), error.mean(0)])
     up = train_client(problem, 0, arrival).up
     assert_close(up.delta_P, 0.1 * expected, rtol=1e-10, atol=1e-12)
+
+
+def test_the_prior_is_made_once_a_client_for_all_its_steps(monkeypatch):
+    """Four clients of 20 samples, three epochs of five batches each."""
+    made = []
+
+    def noted(counts_C, epsilon):
+        made.append(counts_C.sum().item())
+        return log_prior(counts_C, epsilon)
+
+    monkeypatch.setattr(label_prior, "log_prior", noted)
+    train(tiny("fedncv:samples=saga", sizes=(20, 20, 20, 20), per_round=4, batch_size=3, epochs=3))
+    assert made == [15.0] * 4  # a quarter of the samples is for testing
+
+
+def test_the_prior_leaves_what_a_method_remembers_between_steps_alone():
+    """It changes the loss and nothing else, so that around a memory of batches it is what it is inside."""
+    around, inside = (train(tiny(f"fedavg+{text}", epochs=3)) for text in ("samples+prior", "prior+samples"))
+    assert torch.equal(around.server.x_P, inside.server.x_P)
+    assert not torch.equal(around.server.x_P, train(tiny("fedavg+prior", epochs=3)).server.x_P)
 
 
 def test_a_client_predicts_with_its_own_prior_and_sends_none_of_it():

@@ -142,20 +142,20 @@ def fedncv(config: Config = Config()) -> Method:
     def init_own(ask: Ask, x_P: Tensor) -> Tensor:
         return x_P[shared_part(ask.layout).stop :]  # the personal slice; empty where there is none
 
-    def corrections(server: Server, ids_S: Tensor) -> Tensor:
-        """e_u of these clients."""
+    def corrections(server: Server, ids_S: Tensor) -> tuple[Tensor, Tensor]:
+        """e_u of these clients, and the c_u that it is made of."""
         c_bar_Q = estimators.weighted_mean(server.sum_c)
-        c_SQ = rows_of(server.c, ids_S, c_bar_Q.to(server.x_Q.dtype))
+        mean_Q = c_bar_Q.to(server.x_Q.dtype)
+        c_SQ = rows_of(server.c, ids_S, mean_Q)
         if config.drift == "fixed":  # one alpha for all seen, and c_bar for the others: centred as it is
-            alpha_S = c_SQ.new_full((len(ids_S),), config.alpha)
-            return estimators.drift_corrections(c_SQ, alpha_S, c_bar_Q, torch.zeros_like(c_bar_Q))
+            return config.alpha * (c_SQ - mean_Q), c_SQ
         # recentred over all clients, those never seen included: sum_u p_u e_u = 0 from the first round on
         spread_Q = server.sum_alpha_c.total_P - server.sum_alpha_c.size * c_bar_Q
         alpha_S = rows_of(server.alpha, ids_S, server.x_Q.new_zeros(()))
-        return estimators.drift_corrections(c_SQ, alpha_S, c_bar_Q, spread_Q / server.n_N.sum())
+        return estimators.drift_corrections(c_SQ, alpha_S, c_bar_Q, spread_Q / server.n_N.sum()), c_SQ
 
     def broadcast(server: Server, ids_S: Tensor) -> Down:
-        e_SQ = corrections(server, ids_S) if corrects else for_all(server.x_Q[:0], ids_S)
+        e_SQ = corrections(server, ids_S.cpu())[0] if corrects else for_all(server.x_Q[:0], ids_S)
         return Down(for_all(server.x_Q, ids_S), e_SQ)
 
     def hand_out(server: Server, ids_S: Tensor) -> Down:
@@ -166,8 +166,8 @@ def fedncv(config: Config = Config()) -> Method:
 
     def direction(ask: Ask, y_P: Tensor, batch: Batch, down: Down, own: Any, scratch: Any) -> tuple[Tensor, Any]:
         g_P = ask.grad(y_P, batch)
-        if corrects:
-            g_P = g_P - torch.cat([down.e_Q, torch.zeros_like(own)])
+        if corrects:  # nothing, where a part is personal
+            g_P = g_P - (down.e_Q if config.personal == "none" else torch.cat([down.e_Q, torch.zeros_like(own)]))
         return g_P, scratch
 
     def finish(ask: Ask, y_P: Tensor, work: Work, down: Down, _own: Any, _scratch: Any) -> tuple[Up, Tensor]:
@@ -176,15 +176,15 @@ def fedncv(config: Config = Config()) -> Method:
         return Up(down.x_Q - y_P[shared], total_step), y_P[shared.stop :]
 
     def aggregate(ask: ServerAsk, server: Server, replies: Replies) -> Server:
-        delta_SQ = replies.ups.delta_Q
-        n_N = server.n_N.index_copy(0, replies.ids_S, replies.sizes_S.to(server.n_N.dtype))
-        step_Q, moments = _estimate(config, server, replies, n_N)
-        after = server._replace(n_N=n_N, moments=moments)
+        known = _known(server, replies)
+        n_N = server.n_N.index_copy(0, replies.ids_S, replies.sizes_S.to(server.n_N))
+        after = server._replace(n_N=n_N)
         if remembers:
-            h, sum_h = _remember(server.h, server.sum_h, replies, server.n_N, delta_SQ)
-            after = after._replace(h=h, sum_h=sum_h)
+            step_Q, after = _estimate(config, server, after, replies, known)
+        else:
+            step_Q = weighted_sum(_weights(config, replies, n_N), replies.ups.delta_Q)
         if corrects:
-            after = _learn(config, server, after, replies, corrections(server, replies.ids_S))
+            after = _learn(config, server, after, replies, known, *corrections(server, known.ids_S))
         if config.momentum:
             step_Q = config.momentum * server.v_Q + step_Q
             after = after._replace(v_Q=step_Q)
@@ -229,60 +229,72 @@ def fedncv(config: Config = Config()) -> Method:
     return label_prior.with_prior(method, label_prior.Config(tau=config.tau, epsilon=config.epsilon))
 
 
-def _remember(
-    rows: AnyRows, sums: WeightedSum, replies: Replies, n_old_N: Tensor, new_SQ: Tensor
-) -> tuple[AnyRows, WeightedSum]:
-    """Rows and their sums after these clients' rows were replaced. A client not seen before had no weight."""
-    ids_S = replies.ids_S
-    seen_S = torch.tensor([u in rows for u in ids_S.tolist()], device=ids_S.device)
-    old_SQ = rows_of(rows, ids_S, torch.zeros_like(new_SQ[0]))
-    sums = estimators.replace_rows(sums, old_SQ, n_old_N[ids_S] * seen_S, new_SQ, replies.sizes_S.to(n_old_N))
-    return with_rows(rows, ids_S, new_SQ), sums
+class Known(NamedTuple):
+    """What the server knew of the clients that answered, before they did."""
+
+    ids_S: Tensor  # in main memory, where rows are found
+    n_S: Tensor  # samples as last reported; 0 for a client never seen, which is in no sum
 
 
-def _estimate(config: Config, server: Server, replies: Replies, n_N: Tensor) -> tuple[Tensor, Moments]:
-    """g_hat, and the moments that the next rounds' beta is made of."""
-    delta_SQ, weight_S = replies.ups.delta_Q, replies.weight_S
-    p_S = (replies.sizes_S / n_N.sum()).to(delta_SQ.dtype)
-    if config.weights == "ht":
-        weight_S = estimators.horvitz_thompson_weights(p_S, replies.inclusion_S.to(p_S))
-    if config.memory == "off":
-        return weighted_sum(weight_S, delta_SQ), server.moments
+def _known(server: Server, replies: Replies) -> Known:
+    ids_S = replies.ids_S.cpu()  # the one wait for the device
+    seen_S = torch.tensor([u in server.c or u in server.h for u in ids_S.tolist()])
+    return Known(ids_S, server.n_N[replies.ids_S] * seen_S.to(server.n_N.device, non_blocking=True))
+
+
+def _weights(config: Config, replies: Replies, n_N: Tensor) -> Tensor:
+    """omega_u."""
+    if config.weights == "self_normalised":
+        return replies.weight_S
+    p_S = _shares(replies, n_N)
+    return estimators.horvitz_thompson_weights(p_S, replies.inclusion_S.to(p_S))
+
+
+def _shares(replies: Replies, n_N: Tensor) -> Tensor:
+    """p_u among all clients."""
+    return (replies.sizes_S / n_N.sum()).to(replies.ups.delta_Q.dtype)
+
+
+def _estimate(config: Config, server: Server, after: Server, replies: Replies, known: Known) -> tuple[Tensor, Server]:
+    """g_hat, and the server with the updates it will remember and the moments that the next rounds' beta is made of."""
+    delta_SQ = replies.ups.delta_Q
+    omega_S, p_S = _weights(config, replies, after.n_N), _shares(replies, after.n_N)
     h_bar_Q = estimators.weighted_mean(server.sum_h).to(delta_SQ.dtype)
-    h_SQ = rows_of(server.h, replies.ids_S, h_bar_Q)
+    h_SQ = rows_of(server.h, known.ids_S, h_bar_Q)
     beta: float | Tensor = config.beta
     if config.memory == "adaptive":
         beta = estimators.running_beta(server.moments).clamp(0, config.beta).to(delta_SQ.dtype)
-    step_Q = estimators.server_estimate(delta_SQ, h_SQ, weight_S, h_bar_Q, beta=beta)
+    step_Q = estimators.server_estimate(delta_SQ, h_SQ, omega_S, h_bar_Q, beta=beta)
     if config.weights == "ht":
         units, controls = p_S[:, None] * delta_SQ, p_S[:, None] * h_SQ
     else:
-        centre_Q = weighted_sum(weight_S, delta_SQ)
+        centre_Q = weighted_sum(omega_S, delta_SQ)
         units = estimators.linearised_units(delta_SQ, p_S, centre_Q)
         controls = estimators.linearised_units(h_SQ, p_S, h_bar_Q)
-    return step_Q, estimators.observe(server.moments, units, controls, forget=config.forget)
-
-
-def _learn(config: Config, server: Server, after: Server, replies: Replies, e_SQ: Tensor) -> Server:
-    """c_u and alpha_u of the clients that answered, and the sums that e_u is made of."""
-    ids_S = replies.ids_S
-    path_S = replies.ups.total_step
-    c_new_SQ = replies.ups.delta_Q / path_S[:, None] + e_SQ
-    c, sum_c = _remember(server.c, server.sum_c, replies, server.n_N, c_new_SQ)
-    if config.drift == "fixed":
-        alpha_S = path_S.new_full((len(ids_S),), config.alpha)
-        return after._replace(c=c, sum_c=sum_c, alpha=with_rows(server.alpha, ids_S, alpha_S))
-    c_bar_Q = estimators.weighted_mean(server.sum_c).to(e_SQ.dtype)
-    c_old_SQ = rows_of(server.c, ids_S, c_bar_Q)
-    seen_S = torch.tensor([u in server.c for u in ids_S.tolist()], device=ids_S.device)
-    old_S = rows_of(server.alpha, ids_S, e_SQ.new_zeros(()))
-    target_S = estimators.learned_alpha(c_new_SQ, c_old_SQ, estimators.weighted_mean(sum_c), seen_S)
-    new_S = estimators.smoothed(old_S, target_S.clamp(max=config.alpha), rate=config.rate)
-    sum_alpha_c = estimators.replace_rows(
-        server.sum_alpha_c,
-        c_old_SQ,
-        server.n_N[ids_S] * old_S * seen_S,
-        c_new_SQ,
-        replies.sizes_S.to(server.n_N) * new_S,
+    return step_Q, after._replace(
+        h=with_rows(server.h, known.ids_S, delta_SQ),
+        sum_h=estimators.replace_rows(server.sum_h, h_SQ, known.n_S, delta_SQ, replies.sizes_S.to(known.n_S)),
+        moments=estimators.observe(server.moments, units, controls, forget=config.forget),
     )
-    return after._replace(c=c, sum_c=sum_c, alpha=with_rows(server.alpha, ids_S, new_S), sum_alpha_c=sum_alpha_c)
+
+
+def _learn(
+    config: Config, server: Server, after: Server, replies: Replies, known: Known, e_SQ: Tensor, c_SQ: Tensor
+) -> Server:
+    """c_u and alpha_u of the clients that answered, and the sums that e_u is made of."""
+    c_new_SQ = replies.ups.delta_Q / replies.ups.total_step[:, None] + e_SQ
+    n_S = replies.sizes_S.to(server.n_N)
+    after = after._replace(
+        c=with_rows(server.c, known.ids_S, c_new_SQ),
+        sum_c=estimators.replace_rows(server.sum_c, c_SQ, known.n_S, c_new_SQ, n_S),
+    )
+    if config.drift == "fixed":
+        alpha = e_SQ.new_full((), config.alpha)
+        return after._replace(alpha=server.alpha | dict.fromkeys(known.ids_S.tolist(), alpha))
+    old_S = rows_of(server.alpha, known.ids_S, e_SQ.new_zeros(()))
+    target_S = estimators.learned_alpha(c_new_SQ, c_SQ, estimators.weighted_mean(after.sum_c), known.n_S > 0)
+    new_S = estimators.smoothed(old_S, target_S.clamp(max=config.alpha), rate=config.rate)
+    return after._replace(
+        alpha=with_rows(server.alpha, known.ids_S, new_S),
+        sum_alpha_c=estimators.replace_rows(server.sum_alpha_c, c_SQ, known.n_S * old_S, c_new_SQ, n_S * new_S),
+    )

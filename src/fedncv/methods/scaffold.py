@@ -12,7 +12,7 @@ entered x - y; without momentum they are the same.
 """
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -83,16 +83,18 @@ def scaffold(config: Config = Config()) -> Method:
     def broadcast(server: Server, ids_S: Tensor) -> Down:
         return Down(for_all(server.x_P, ids_S), for_all(server.c_P, ids_S))
 
-    def begin(_ask: Ask, down: Down, _c_u_P: Tensor) -> tuple[Tensor, Sum]:
+    def begin(_ask: Ask, down: Down, _c_u_P: Tensor) -> tuple[Tensor, Any]:
+        if config.option == "II":
+            return down.x_P, ()
         return down.x_P, Sum(torch.zeros_like(down.x_P), down.x_P.new_zeros(()))
 
-    def direction(ask: Ask, y_P: Tensor, batch: Batch, down: Down, c_u_P: Tensor, scratch: Sum) -> tuple[Tensor, Sum]:
+    def direction(ask: Ask, y_P: Tensor, batch: Batch, down: Down, c_u_P: Tensor, scratch: Any) -> tuple[Tensor, Any]:
         g_P = ask.grad(y_P, batch)
         if ask.phase < first_phase:
             return g_P, Sum(scratch.g_P + batch.size * g_P, scratch.samples + batch.size)
         return g_P - c_u_P + down.c_P, scratch
 
-    def finish(_ask: Ask, y_P: Tensor, work: Work, down: Down, c_u_P: Tensor, scratch: Sum) -> tuple[Up, Tensor]:
+    def finish(_ask: Ask, y_P: Tensor, work: Work, down: Down, c_u_P: Tensor, scratch: Any) -> tuple[Up, Tensor]:
         if config.option == "I":
             new_P = scratch.g_P / scratch.samples
         else:

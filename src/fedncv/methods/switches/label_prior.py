@@ -10,11 +10,11 @@ FedLC, FedRoD. It is no variance reduction, though it brings the clients' gradie
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from fedncv.methods.base import Ask, Batch, Method
+from fedncv.methods.base import Ask, Batch, Method, Work
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +29,11 @@ class Config:
             raise ValueError(f"tau must be at least 0, not {self.tau}")
         if not self.epsilon > 0:
             raise ValueError(f"epsilon must be above 0, not {self.epsilon}")
+
+
+class Prior(NamedTuple):
+    offset_C: Tensor  # of the client's logits, the same in all its steps
+    scratch: Any  # the method's own
 
 
 def log_prior(counts_C: Tensor, epsilon: float) -> Tensor:
@@ -47,12 +52,22 @@ def with_prior(method: Method, config: Config = Config()) -> Method:
         counts_C = ask.client.label_counts_C
         return config.tau * (log_prior(counts_C, config.epsilon) + math.log(len(counts_C)))
 
-    def direction(ask: Ask, y_P: Tensor, batch: Batch, down: Any, own: Any, scratch: Any) -> tuple[Tensor, Any]:
-        ask.prior_C = offset(ask)
-        return method.direction(ask, y_P, batch, down, own, scratch)
+    def begin(ask: Ask, down: Any, own: Any) -> tuple[Tensor, Prior]:
+        y_P, scratch = method.begin(ask, down, own)
+        return y_P, Prior(offset(ask), scratch)
+
+    def direction(ask: Ask, y_P: Tensor, batch: Batch, down: Any, own: Any, prior: Prior) -> tuple[Tensor, Prior]:
+        ask.prior_C = prior.offset_C
+        d_P, scratch = method.direction(ask, y_P, batch, down, own, prior.scratch)
+        return d_P, Prior(prior.offset_C, scratch)
+
+    def finish(ask: Ask, y_P: Tensor, work: Work, down: Any, own: Any, prior: Prior) -> tuple[Any, Any]:
+        return method.finish(ask, y_P, work, down, own, prior.scratch)
 
     def predict(ask: Ask, y_P: Tensor, down: Any, own: Any) -> tuple[Tensor, Tensor]:
         x_P, offset_C = method.predict(ask, y_P, down, own)
         return x_P, offset(ask) if offset_C is None else offset_C + offset(ask)
 
-    return method._replace(direction=direction, predict=predict, switches=(*method.switches, "prior"))
+    return method._replace(
+        begin=begin, direction=direction, finish=finish, predict=predict, switches=(*method.switches, "prior")
+    )
