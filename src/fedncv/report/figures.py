@@ -96,7 +96,7 @@ def dots(results: Results) -> Any:
         panel.set_xlabel(results.score.axis())
         if results.score.unit:
             low, high = panel.get_xlim()
-            panel.set_xlim(max(0, low), min(100.5, high))
+            panel.set_xlim(max(0, low), min(102, high))
         panel.grid(alpha=0.25)
     dot: dict[str, Any] = {"color": COLOURS[-1], "ms": 4.5}
     panels[0].plot([], [], "o", mfc="white", label="before local training", **dot)

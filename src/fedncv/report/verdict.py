@@ -69,9 +69,13 @@ def headline(results: Results, table: MainTable, found: list[Claim]) -> str:
         for standing in firsts:
             wins[standing.first or ""] = wins.get(standing.first or "", 0) + 1
         words = [f"{names.method(m)} in {n}" for m, n in sorted(wins.items(), key=lambda item: -item[1])]
-        parts.append(f"First beyond doubt, of {len(table.standings)} columns: {', '.join(words)}.")
+        parts.append(
+            f"First beyond doubt, after Holm's correction over {len(table.standings)} columns: {', '.join(words)}."
+        )
     elif table.standings:
-        parts.append(f"No method is first beyond doubt in any of the {len(table.standings)} columns.")
+        parts.append(
+            f"After Holm's correction over {len(table.standings)} columns no method is first beyond doubt in any."
+        )
     if results.missing:
         count = len(results.missing)
         parts.append(f"{count} run{'s are' if count > 1 else ' is'} missing: this is not the final word.")
