@@ -8,7 +8,7 @@ from torch.testing import assert_close
 from fedncv.engine.problem import arrivals, start
 from fedncv.methods import find_method
 from fedncv.methods.base import Replies, ServerAsk
-from fedncv.methods.fedncv_sums import Config
+from fedncv.methods.fedncv_sums import Config, Up
 
 BARE = "fedncv-sums:tau=0,even=false,momentum=0"
 
@@ -51,31 +51,17 @@ def test_the_server_uses_nothing_but_the_sums_of_the_replies():
     state = train(problem, rounds=2)
     generator = torch.Generator().manual_seed(0)
     method, p = problem.method, len(problem.model.start_P)
-    ups = type(
-        method.finish(problem.ask(0, state.buffers, 0), problem.model.start_P, _work(), *_of(problem, state), ())[0]
-    )
     news, dc = (torch.randn(3, p, generator=generator, dtype=torch.float64) for _ in range(2))
     size = torch.tensor([5.0, 9.0, 2.0], dtype=torch.float64)
     noise = torch.randn(3, p, generator=generator, dtype=torch.float64) * 100
     noise -= noise.mean(dim=0)
     ids, ask = torch.tensor([0, 1, 3]), ServerAsk(problem.model, 2, torch.zeros(2))
-    plain = method.aggregate(ask, state.server, Replies(ups(news, dc, size), ids, size, size))
+    plain = method.aggregate(ask, state.server, Replies(Up(news, dc, size), ids, size, size))
     hidden = method.aggregate(
-        ask, state.server, Replies(ups(news + noise, dc - noise, size), ids.flip(0), size.flip(0), size)
+        ask, state.server, Replies(Up(news + noise, dc - noise, size), ids.flip(0), size.flip(0), size)
     )
     assert_close(plain.x_P, hidden.x_P, rtol=1e-9, atol=1e-9)
     assert_close(plain.sum_c_E, hidden.sum_c_E, rtol=1e-9, atol=1e-9)
-
-
-def _work():
-    from fedncv.methods.base import Work
-
-    return Work(1, 1, 0.1, 0.1)
-
-
-def _of(problem, state):
-    (arrival,) = arrivals(problem, state, everyone(0).ids)
-    return arrival.down, arrival.kept.own
 
 
 def test_it_reaches_the_optimum_that_fedavg_drifts_away_from():

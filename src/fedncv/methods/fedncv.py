@@ -166,7 +166,7 @@ def fedncv(config: Config = Config()) -> Method:
 
     def direction(ask: Ask, y_P: Tensor, batch: Batch, down: Down, own: Any, scratch: Any) -> tuple[Tensor, Any]:
         g_P = ask.grad(y_P, batch)
-        if corrects:  # nothing, where a part is personal
+        if corrects:  # what is personal takes no correction
             g_P = g_P - (down.e_Q if config.personal == "none" else torch.cat([down.e_Q, torch.zeros_like(own)]))
         return g_P, scratch
 
