@@ -1,7 +1,9 @@
 """fedncv federation as a person meets it: a folder, one line for a mistake, and up, status, down."""
 
+import re
 import subprocess
 import sys
+from dataclasses import fields, replace
 
 import pytest
 
@@ -9,7 +11,9 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedncv
 
 from fedncv.cli import main
 from fedncv.cli.federation import ACTIONS
+from fedncv.config import RunConfig
 from fedncv.flower import processes
+from fedncv.flower.halves import NOT_HERE, check
 
 
 def test_every_action_helps(capsys):
@@ -45,9 +49,15 @@ def test_init_writes_a_part_for_each_machine(tmp_path, capsys):
         (["status", "nowhere"], "there is no nowhere/server/server.toml"),
         (["run", "nowhere"], "there is no nowhere/server/server.toml"),
         (["start", "x"], "unknown action of federation 'start'"),
-        (["init", "x", "--clients", "2", "--dropout", "0.5"], "real clients fail by themselves"),
-        (["init", "x", "--clients", "2", "--sampling", "available"], "who is reachable shows by itself"),
-        (["init", "x", "--method", "fedavgg"], "did you mean 'fedavg'"),
+        (["down", "nowhere"], "there is no nowhere/server/server.toml"),
+        (["init", "x", "--rounds", "3"], "Unrecognized options: --rounds"),  # it is the runs' affair
+        (["init", "x", "--port", "99999"], "port must be from 1 to 65535, or 0 for a free one, not 99999"),
+        (["init", "x", "--host", "my host"], "'my host' is no name or address of a machine"),
+        (["init", "x", "--data", "digts"], "did you mean 'digits'"),
+        (["run", "x", "--dropout", "0.5"], "--dropout 0.5: real clients fail by themselves; leave --dropout out"),
+        (["run", "x", "--engine=stacked"], "--engine stacked: every client trains by itself"),
+        (["run", "x", "--data-dir", "y"], "--data-dir y: the clients' samples are there since"),
+        (["run", "x", "--sampling", "available"], "invalid choice 'available' for argument '--sampling'"),
         (["client", "nowhere"], "there is no nowhere/client.toml"),
     ],
 )
@@ -64,6 +74,51 @@ def test_a_folder_that_is_in_use_is_left_alone(tmp_path, capsys):
     (tmp_path / "x" / "thesis.tex").write_text("")
     assert main(["federation", "init", str(tmp_path / "x"), "--clients", "2"]) == 2
     assert "is not empty" in capsys.readouterr().err
+
+
+def offered(action, capsys):
+    """The settings of a run that the action's help names."""
+    with pytest.raises(SystemExit):
+        main(["federation", action, "--help"])
+    said = capsys.readouterr().out
+    return {f.name for f in fields(RunConfig) if re.search(rf"--{f.name.replace('_', '-')}\b(?!-)", said)}
+
+
+def test_help_offers_what_has_an_effect_and_nothing_else(capsys):
+    of_samples = {"data", "data_dir", "partition", "test_share"}
+    assert offered("init", capsys) == {*of_samples, "clients", "seed"}
+    assert offered("run", capsys) == {f.name for f in fields(RunConfig)} - of_samples - set(NOT_HERE)
+
+
+@pytest.mark.parametrize("name", NOT_HERE)
+def test_a_setting_without_effect_is_refused_with_its_value(name):
+    """Also where a run is made from Python."""
+    kind = type(getattr(RunConfig, name))
+    others = {"stream": "arrivals", "probe": "every=2", "diverged": "skip", "device": "cuda", "engine": "stacked"}
+    value = others.get(name, kind(1) if kind is int else 0.25)
+    with pytest.raises(ValueError, match=re.escape(f"{name} is {value!r}: {NOT_HERE[name]}; leave it at ")):
+        check(replace(RunConfig(), **{name: value}))
+
+
+def test_without_a_server_a_run_leaves_nothing_behind(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("fedncv.cli.federation.ANSWER_SECONDS", 0.1)
+    folder = tmp_path / "trial"
+    assert main(["federation", "init", str(folder)]) == 0
+    for action in ("run", "resume"):
+        assert main(["federation", action, str(folder)]) == 2
+        assert f"does not answer; start it with `fedncv federation up {folder}`" in capsys.readouterr().err
+    assert not list((folder / "server" / "runs").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("action", "part", "file"), [("server", "server", "server.key"), ("client", "clients/0", "ca.crt")]
+)
+def test_a_part_that_is_not_complete_is_not_started(action, part, file, tmp_path, capsys):
+    """Flower would end at once, and be started again for ever."""
+    assert main(["federation", "init", str(tmp_path / "trial")]) == 0
+    (tmp_path / "trial" / part / file).unlink()
+    assert main(["federation", action, str(tmp_path / "trial" / part)]) == 2
+    assert f"there is no {tmp_path / 'trial' / part / file}; copy the whole folder" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -4,19 +4,22 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
+from tyro.conf import Suppress
 
 from fedncv.cli.arguments import parse
 from fedncv.config import RunConfig
 from fedncv.spec import nearest
 
 Folder = Annotated[str, tyro.conf.Positional]
+OF_INIT = ("data", "data_dir", "partition", "test_share")  # settings of the samples, not of a run
+ANSWER_SECONDS = 5.0  # for a server that is up
 
 
 @dataclass(frozen=True, kw_only=True)
-class Init(RunConfig):
+class Init:
     """Write a federation's folder: certificates, keys, settings, and a dataset divided among the clients."""
 
     folder: Folder
@@ -29,6 +32,16 @@ class Init(RunConfig):
     """Port of the server; 0: a free one."""
     clients: int = 2
     """Clients of the federation, at least 1."""
+    data: str = RunConfig.data
+    """A dataset. `fedncv datasets` lists them. Real clients replace their part by samples of their own."""
+    data_dir: str = RunConfig.data_dir
+    """Folder with the datasets' files; empty: $FEDNCV_DATA, then the cache folder."""
+    partition: str = RunConfig.partition
+    """Who holds what: dirichlet:alpha=0.1,min_samples=10 or iid. `fedncv partition` draws it."""
+    test_share: float = RunConfig.test_share
+    """Share of each client's samples kept for testing, at least 0 and below 1."""
+    seed: int = RunConfig.seed
+    """Decides the partition and the split; 0 to 2^64 - 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +74,22 @@ class Up:
 class Begin(RunConfig):
     """Train a method on the federation, and wait for it. Settings that a simulation has not are in rules.toml."""
 
+    # Those that only a simulation has, and those of `init`, are not offered; `_refuse` says why.
+    stream: Suppress[str] = RunConfig.stream
+    availability: Suppress[float] = RunConfig.availability
+    dropout: Suppress[float] = RunConfig.dropout
+    stragglers: Suppress[float] = RunConfig.stragglers
+    after_every: Suppress[int] = RunConfig.after_every
+    probe: Suppress[str] = RunConfig.probe
+    checkpoint_every: Suppress[int] = RunConfig.checkpoint_every
+    diverged: Suppress[Literal["stop", "skip"]] = RunConfig.diverged
+    device: Suppress[str] = RunConfig.device
+    engine: Suppress[Literal["auto", "sequential", "stacked", "processes", "compiled"]] = RunConfig.engine
+    data: Suppress[str] = RunConfig.data
+    data_dir: Suppress[str] = RunConfig.data_dir
+    partition: Suppress[str] = RunConfig.partition
+    test_share: Suppress[float] = RunConfig.test_share
+
     folder: Folder
     """The folder that `fedncv federation init` wrote."""
     name: str = "first"
@@ -71,6 +100,12 @@ class Begin(RunConfig):
     """Clients of the federation; 0: all of them."""
     per_round: int = 0
     """Clients drawn for a round; 0: all of them."""
+    sampling: Literal["uniform", "weighted"] = "uniform"
+    """uniform; weighted by samples."""
+    eval_every: int = RunConfig.eval_every
+    """Each client scores the model as it comes every so many rounds, for its own history.jsonl; 0: never."""
+    rows: Literal["auto", "memory", "disk"] = "auto"
+    """Where the server's memory of each client lies; auto: on disk if that of all would crowd the memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +151,7 @@ def init(argv: list[str]) -> int:
     from fedncv.flower.folder import read_server_settings
 
     chosen = parse(Init, argv, command="federation init", default=None)
-    config = _config(chosen, clients=chosen.clients, per_round=min(chosen.per_round, chosen.clients))
+    config = RunConfig(**{name: getattr(chosen, name) for name in ("clients", *OF_INIT, "seed")}, per_round=1)
     folder = Path(chosen.folder)
     write(folder, config, host=chosen.host, port=chosen.port, listen=chosen.listen or chosen.host)
     port = read_server_settings(folder / "server").port
@@ -186,8 +221,11 @@ def _connected(u: int, connected: list[int]) -> str:
 
 def down(argv: list[str]) -> int:
     from fedncv.flower import processes
+    from fedncv.flower.folder import read_server_settings
 
     folder = Path(parse(Where, argv, command="federation down").folder)
+    if not (folder / "logs").is_dir():  # nothing was ever started here: is it a federation at all?
+        read_server_settings(folder / "server")
     ended = processes.down(folder)
     print(
         f"{folder}: ended {', '.join(n if n == 'server' else f'client {n}' for n in ended) or 'nothing, nothing ran'}"
@@ -199,17 +237,47 @@ def run(argv: list[str]) -> int:
     from fedncv.flower import coordinator
     from fedncv.flower.folder import read_server_settings
 
+    _refuse(argv)
     chosen = parse(Begin, argv, command="federation run")
     folder = Path(chosen.folder)
     clients = chosen.clients or read_server_settings(folder / "server").clients
     config = _config(chosen, clients=clients, per_round=chosen.per_round or clients)
+    _check_server(folder)
     coordinator.create(folder, chosen.name, config)
     return _follow(folder, chosen.name, chosen.seconds)
 
 
 def resume(argv: list[str]) -> int:
     chosen = parse(Resume, argv, command="federation resume")
+    _check_server(Path(chosen.folder))
     return _follow(Path(chosen.folder), chosen.name, chosen.seconds)
+
+
+def _refuse(argv: list[str]) -> None:
+    """ValueError for a setting that would have no effect on a run, with its value and the remedy."""
+    from fedncv.flower.halves import NOT_HERE
+
+    reasons = NOT_HERE | dict.fromkeys(OF_INIT, "the clients' samples are there since `fedncv federation init`")
+    for word, following in zip(argv, [*argv[1:], ""], strict=True):
+        option, _, value = word.partition("=")
+        name = option.removeprefix("--").replace("-", "_")
+        if option.startswith("--") and name in reasons:
+            raise ValueError(f"{option} {value or following}: {reasons[name]}; leave {option} out")
+
+
+def _check_server(folder: Path) -> None:
+    """ValueError before anything is written where no server runs."""
+    from fedncv.flower.folder import reachable, read_server_settings
+    from fedncv.flower.processes import wait_for_port
+
+    address = reachable(read_server_settings(folder / "server"))
+    try:
+        wait_for_port(address, ANSWER_SECONDS)
+    except ValueError:
+        raise ValueError(
+            f"the server of {folder} does not answer; start it with `fedncv federation up {folder}`, "
+            f"or on its own machine with `fedncv federation server {folder}/server`"
+        ) from None
 
 
 def _follow(folder: Path, name: str, seconds: float) -> int:

@@ -51,6 +51,11 @@ class ClientSettings(NamedTuple):
 def init(folder: Path, config: RunConfig, *, host: str, port: int, listen: str, rules: Rules = Rules()) -> None:
     """Write the folder, with the dataset divided among the clients as a simulation of ``config`` divides it."""
     check(config)
+    if not 0 <= port < 65536:
+        raise ValueError(f"port must be from 1 to 65535, or 0 for a free one, not {port}")
+    for address in (host, listen):
+        if not address or any(c.isspace() for c in address):
+            raise ValueError(f"{address!r} is no name or address of a machine; give one, as fed.example.org")
     if folder.exists() and any(folder.iterdir()):
         raise ValueError(f"{folder} is not empty; choose another folder, or remove it")
     dataset = load(config.data, config.data_dir or None)

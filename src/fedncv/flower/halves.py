@@ -18,7 +18,18 @@ from fedncv.engine.problem import Arrival, Problem, arrivals, build, messages, s
 from fedncv.flower.samples import Form, Samples, form_of
 from fedncv.tree import row
 
-SIMULATED = {"dropout": 0.0, "stragglers": 0.0}
+NOT_HERE = {  # settings of a simulation -> why they mean nothing between real machines
+    "stream": "clients say once how many samples they hold",
+    "availability": "who is reachable shows by itself",
+    "dropout": "real clients fail by themselves",
+    "stragglers": "real clients are slow by themselves; round_seconds in rules.toml says how long a round waits",
+    "after_every": "scores stay at the clients, which measure the model as it comes (--eval-every)",
+    "probe": "gradients of single samples stay at the clients",
+    "checkpoint_every": "the server saves its state after every round",
+    "diverged": "a reply that is not finite is left out and counted, always",
+    "device": "federations train on cpu so far",
+    "engine": "every client trains by itself, as in the sequential engine",
+}
 
 
 class Down(NamedTuple):
@@ -38,19 +49,12 @@ class Up(NamedTuple):
 def check(config: RunConfig) -> None:
     """Settings that a simulation has and a federation of real machines has not."""
     config.check(custom=("data",))
-    for name, value in SIMULATED.items():
-        if getattr(config, name) != value:
-            raise ValueError(
-                f"{name} is {getattr(config, name)}: real clients fail by themselves; leave it at {value:g}"
-            )
-    if config.stream:
-        raise ValueError(f"stream is {config.stream!r}: clients say once how many samples they hold; leave it empty")
-    if config.probe:
-        raise ValueError(f"probe is {config.probe!r}: gradients of single samples stay at the clients; leave it empty")
+    for name, why in NOT_HERE.items():
+        value, default = getattr(config, name), getattr(RunConfig, name)
+        if value != default:
+            raise ValueError(f"{name} is {value!r}: {why}; leave it at {default!r}")
     if config.sampling == "available":
         raise ValueError("sampling is available: who is reachable shows by itself; use uniform or weighted")
-    if config.device != "cpu":
-        raise ValueError(f"device is {config.device!r}: federations train on cpu so far; use --device cpu")
 
 
 def server_problem(config: RunConfig, form: Form, sizes: list[int]) -> Problem:

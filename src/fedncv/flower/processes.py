@@ -41,12 +41,22 @@ CALL_SECONDS = 180.0  # for a single command of Flower's
 def keep_server(server: Path) -> int:
     """The server's part, until this process is stopped; its clients' keys are registered as soon as it is up."""
     environment = server_environment(server)
+    _check_files(server, "server.key", "server.crt", "ca.crt")
     Thread(target=_register_or_say_why, args=(server,), daemon=True).start()
     return keep(server_commands(server), environment)
 
 
 def keep_client(client: Path) -> int:
-    return keep([supernode_command(client)], client_environment(client))
+    command = supernode_command(client)
+    _check_files(client, "node.key", "ca.crt")
+    return keep([command], client_environment(client))
+
+
+def _check_files(place: Path, *names: str) -> None:
+    """ValueError rather than a process that ends and is started again for ever."""
+    for name in names:
+        if not (place / name).is_file():
+            raise ValueError(f"there is no {place / name}; copy the whole folder that `init` wrote for this machine")
 
 
 def _register_or_say_why(server: Path) -> None:
