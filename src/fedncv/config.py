@@ -137,6 +137,8 @@ class RunConfig(Settings):
             find_model(self.model)
         if "task" not in custom:
             find_task(self.task)
+        if self.device.partition(":")[0] not in ("cpu", "cuda"):
+            raise ValueError(f"unknown device {self.device!r}; use cpu or cuda")
         find_probe(self.probe)
         parse(self.partition, PARTITIONS, what="partition")
         if self.stream:
@@ -163,7 +165,8 @@ def from_dict(values: dict[str, Any], *, where: str, base: RunConfig | None = No
     names = [field.name for field in fields(RunConfig)]
     for name in values:
         if name not in names:
-            raise ValueError(f"{where}: {nearest(name, names, what='key')}")
+            remedy = "; leave it out, or use the version of fedncv that wrote it" if where.endswith(".toml") else ""
+            raise ValueError(f"{where}: {nearest(name, names, what='key')}{remedy}")
     for field in fields(RunConfig):
         if field.name in values:
             _check_type(f"{where}: {field.name}", values[field.name], field.type)

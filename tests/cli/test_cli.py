@@ -6,15 +6,19 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.progress import TextColumn
 
+from fedncv import store
 from fedncv.cli import COMMANDS, main
+from fedncv.cli.progress import bar
 from fedncv.cli.run import folder_name
-from fedncv.config import RunConfig
+from fedncv.config import CUSTOM, RunConfig
 from fedncv.recipes import RECIPES
-from fedncv.results import read_rows, read_run
+from fedncv.results import CONFIG, read_rows, read_run
 
 QUICK = ["--model", "mlp", "--clients", "5", "--per-round", "2", "--rounds", "3", "--epochs", "1"]
 
@@ -114,7 +118,9 @@ def test_folders_are_named_after_method_and_seed():
 MISTAKES = [
     (["runn"], "unknown command 'runn'; did you mean 'run'"),
     (["run", "--rouds", "3"], "--rouds, 3; perhaps you meant --rounds"),
-    (["run", "--rounds", "many"], "--rounds"),
+    (["run", "--rounds", "many"], "--rounds is a whole number, not 'many'"),
+    (["run", "--lr", "abc"], "--lr is a number, not 'abc'"),
+    (["run", "--seeds", "0", "a"], "--seeds cannot be '0', 'a'"),
     (["run", "--method", "fedavgg"], "unknown method 'fedavgg'; did you mean 'fedavg'"),
     (["run", "--lr", "-1"], "lr must be above 0"),
     (["run", "--partition", "dirichlet:alpha=0"], "alpha"),
@@ -125,6 +131,7 @@ MISTAKES = [
     (["run", "--config", "nowhere.toml"], "cannot read nowhere.toml: No such file"),
     (["run", "--method", "fedavg", "fedper+momentum"], "needs a model that all clients share"),
     (["run", "--device", "toaster"], "unknown device 'toaster'"),
+    (["run", "--device", "mps"], "unknown device 'mps'; use cpu or cuda"),
     (
         ["run", "--task", "regression"],
         "cannot compare outputs of shape (2, 10) with targets of shape (2,)",
@@ -133,8 +140,10 @@ MISTAKES = [
     (["run", "--seeds"], "at least one"),
     (["show", "nowhere"], "there is no folder nowhere"),
     (["show", "."], "holds no run"),
-    (["resume"], "folder"),
-    (["export", "."], "is not a run"),
+    (["resume"], "fedncv resume needs another word: A run, or a folder of runs."),
+    (["export", "."], "holds no run"),
+    (["partition", "--seed", "-1"], "seed must be from 0 to 2^64 - 1, not -1"),
+    (["partition", "--out", "picture"], "--out picture does not say which format; end it with .png"),
 ]
 
 
@@ -149,6 +158,48 @@ def test_a_mistake_gets_one_line_and_leaves_nothing_behind(words, message, capsy
     assert message in error
     assert error.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+def made(folder, **changes):
+    """A run that has not begun."""
+    store.create(folder, replace(RunConfig(), **changes))
+    return str(folder)
+
+
+def test_a_run_that_cannot_go_on_here_says_where_it_can(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert main(["resume", made(tmp_path / "a", device="cuda")]) == 2
+    assert f'or write device = "cpu" into its {CONFIG}' in capsys.readouterr().err  # resume has no --device
+    folder = made(tmp_path / "fed" / "server" / "runs" / "first", data=CUSTOM)
+    (tmp_path / "fed" / "server" / "server.toml").touch()
+    assert main(["resume", folder]) == 2
+    assert f"go on with `fedncv federation resume {tmp_path / 'fed'} --name first`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["show", "resume", "export", "variance"])
+def test_a_run_of_another_version_says_so(command, tmp_path, capsys):
+    folder = made(tmp_path / "a")
+    with (tmp_path / "a" / CONFIG).open("a") as file:
+        file.write("wings = 2\n")
+    assert main([command, folder]) == 2
+    error = capsys.readouterr().err
+    assert "unknown key 'wings'" in error
+    assert "use the version of fedncv that wrote it" in error
+
+
+def test_export_of_a_folder_of_runs_names_one_of_them(tmp_path, capsys):
+    folder = made(tmp_path / "fedavg-seed0")
+    assert main(["export", str(tmp_path)]) == 2
+    assert f"{tmp_path} is not a run; name one, as {folder}" in capsys.readouterr().err
+
+
+def test_a_bar_is_for_a_terminal_alone(monkeypatch, capsys):
+    with bar(TextColumn("behind")) as nobody_looks:
+        nobody_looks.add_task("words", total=1)
+    assert nobody_looks.disable
+    assert capsys.readouterr().out == ""
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert not bar().disable
 
 
 def test_show_of_a_study_says_where_its_runs_are(tmp_path, capsys):

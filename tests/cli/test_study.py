@@ -1,17 +1,20 @@
 """fedncv study and fedncv report as a person meets them."""
 
+import contextlib
+import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from fedncv.cli import main
 from fedncv.cli.arguments import parse
 from fedncv.cli.study import Arguments, _asked
-from fedncv.results import read_run
+from fedncv.results import LOCK, METRICS, STATE, read_run
 from fedncv.studies import STUDIES, robustness
 from fedncv.studies.study import FILE, read_study
 
@@ -127,6 +130,14 @@ MISTAKES = [
     (["study", "smoke", "--clients", "3", "--per-round", "9"], "per_round"),
     (["study", "smoke", "--device", "cuda"], "torch sees no GPU here"),
     (["study", "smoke", "--tune", "--tuning-seeds", "0"], "--tune needs at least one"),
+    (
+        ["study", "smoke", "--tune", "--tuning-lr", "0.1", "-1"],
+        "--tuning-lr must be above 0 and finite",
+    ),
+    (["study", "smoke", "--tune", "--tuning-lr", "0.1", "0.1"], "--tuning-lr names one twice: 0.1 0.1"),
+    (["study", "smoke", "--methods"], "nothing to run: give at least one of --methods"),
+    (["study", "smoke", "--data", "mnist"], "a study names its data with --datasets"),
+    (["study", "smoke", "--jobs", "0", "--dry-run"], "--jobs is a number of processes, at least 1, not 0"),
     (["report", "nowhere"], "there is no folder nowhere"),
     (["report", "."], "holds no run"),
     (["report", ".", "--target", "80"], "from 0 to 1, not 80"),
@@ -174,6 +185,61 @@ def test_a_stopped_study_goes_on_to_the_same_bytes(tmp_path):
     for name in ("fedavg-seed0", "fedavg-seed1", "scaffold-seed0", "scaffold-seed1"):
         a, b = (tmp_path / out / "digits" / name / "metrics.jsonl" for out in ("stopped", "whole"))
         assert a.read_bytes() == b.read_bytes()
+
+
+def test_of_several_processes_one_that_fails_leaves_its_runs_named(tmp_path, capsys):
+    """All of fedper is set back, and the checkpoint of its first seed is damaged: no run of it goes on."""
+    out = tmp_path / "study"
+    assert study(out, "--seeds", "2") == 0
+    for folder in (out / "digits/fedper-seed0", out / "digits/fedper-seed1"):
+        rows = (folder / METRICS).read_text().splitlines(keepends=True)
+        (folder / METRICS).write_text("".join(rows[:2]))
+        (folder / STATE).write_text("damaged")
+    capsys.readouterr()
+    assert study(out, "--seeds", "2", "--jobs", "2") == 2
+    error = capsys.readouterr().err
+    assert "fedper-seed0: " in error
+    assert "2 of 2 runs are unfinished: " in error
+    assert f"{out}/digits/fedper-seed0 after round 1 of 3, {out}/digits/fedper-seed1 after round 1 of 3; " in error
+    assert "the same command goes on with them" in error
+    assert "are done" not in error
+
+
+@pytest.mark.slow
+def test_a_killed_process_is_named_and_the_same_command_goes_on(tmp_path):
+    out = tmp_path / "study"
+    words = ["smoke", *QUICK, "--rounds", "200", "--methods", "fedavg", "scaffold", "--seeds", "1", "--jobs", "2"]
+
+    def run():
+        command = [sys.executable, "-m", "fedncv", "study", *words, "--out", str(out)]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    process = run()
+    metrics = out / "digits/fedavg-seed0" / METRICS
+    deadline = time.monotonic() + 120
+    while not (metrics.exists() and metrics.read_bytes().count(b"\n") > 5):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    os.kill(_who_holds(out / "digits/fedavg-seed0"), signal.SIGKILL)
+    _, error = process.communicate(timeout=300)
+    assert process.returncode == 2
+    assert "the process that ran fedavg-seed0 ended with code -9 (-9 is a kill, mostly for want of memory" in error
+    assert f"1 of 2 runs are unfinished: {out}/digits/fedavg-seed0 after round " in error
+    again = run()
+    _, error = again.communicate(timeout=300)
+    assert again.returncode == 0, error
+    assert read_run(out / "digits/fedavg-seed0").status == "finished"
+
+
+def _who_holds(folder):
+    """The process that trains the run: it alone has its lock open."""
+    lock = (folder / LOCK).resolve()
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):
+            if link.resolve() == lock:
+                return int(link.parts[2])
+    raise AssertionError(f"nobody trains {folder}")
 
 
 def test_a_run_with_other_settings_in_a_studys_place_is_refused(tmp_path, capsys):

@@ -1,5 +1,6 @@
 """The command line: one file a command. A user's mistake gets one clear line and exit code 2."""
 
+import errno
 import importlib
 import os
 import sys
@@ -52,7 +53,8 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output left, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
-        print(f"fedncv: {error.filename or 'the system'}: {error.strerror}", file=sys.stderr)
+        remedy = "make room there" if error.errno == errno.ENOSPC else "choose another place, or change its rights"
+        print(f"fedncv: {error.filename or 'the system'}: {error.strerror}; {remedy}", file=sys.stderr)
     except KeyboardInterrupt:
         print("fedncv: stopped", file=sys.stderr)
         return 130

@@ -2,11 +2,18 @@
 
 import contextlib
 import io
+import re
 from typing import TypeVar
 
 import tyro
 
 T = TypeVar("T")
+PLAINER = {  # what Python and tyro say of a value, and what a person reads
+    r"Error parsing (\S+): invalid literal for int\(\) with base 10: (.+)": r"\1 is a whole number, not \2",
+    r"Error parsing (\S+): could not convert string to float: (.+)": r"\1 is a number, not \2",
+    r"Error parsing (\S+): Could not find valid parse for arguments: \[(.+)\]": r"\1 cannot be \2",
+    r"Missing from (.+): \S+ (.+) \(required\)": r"\1 needs another word: \2",
+}
 
 
 def parse(kind: type[T], argv: list[str], *, command: str, default: T | None = None) -> T:
@@ -43,4 +50,6 @@ def one_line(box: str, prog: str) -> str:
     for part in said[1:]:
         if part and part[0].startswith("Perhaps you meant") and len(part) > 1:
             message += f"; perhaps you meant {part[1].split()[0]}"
+    for said_of_a_value, plainer in PLAINER.items():
+        message = re.sub(said_of_a_value, plainer, message)
     return f"{message} ({prog} --help lists the options)"

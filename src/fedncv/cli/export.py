@@ -10,7 +10,7 @@ from safetensors.torch import save
 from fedncv import store
 from fedncv.cli.arguments import parse
 from fedncv.engine.problem import Problem, build
-from fedncv.results import MODEL, read_config, read_rows
+from fedncv.results import MODEL, is_run, read_config, read_rows, runs_in
 from fedncv.simulate import export
 
 
@@ -32,6 +32,8 @@ class Arguments:
 def main(argv: list[str]) -> int:
     arguments = parse(Arguments, argv, command="export")
     folder = Path(arguments.run)
+    if not is_run(folder):
+        raise ValueError(f"{folder} is not a run; name one, as {runs_in(folder)[0]}")
     client = None if arguments.client == -1 else arguments.client
     problem = _problem(folder, client)
     state = store.read_state(folder, problem)

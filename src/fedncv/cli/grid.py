@@ -3,12 +3,11 @@
 Runs are weighed by the samples they train on, so that a large dataset does not surprise.
 """
 
-import sys
 import time
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.progress import TextColumn
 
+from fedncv.cli.progress import bar
 from fedncv.config import RunConfig
 from fedncv.simulate import Row
 from fedncv.studies.cells import Watch
@@ -30,25 +29,15 @@ class Grid:
         self._done = 0.0  # work done since this command began
         self._running: dict[RunConfig, float] = {}
         self._began = self._said = time.monotonic()
-        self._bar: Progress | None = None
-        self._task = TaskID(0)
-        if sys.stdout.isatty():
-            columns = (
-                TextColumn("{task.description}"),
-                BarColumn(),
-                TextColumn("{task.percentage:.0f} %  {task.fields[rest]}"),
-            )
-            self._bar = Progress(*columns, console=Console(), transient=True)
-            self._task = self._bar.add_task(what, total=self._work_left or 1, rest="")
+        self._bar = bar(TextColumn("{task.percentage:.0f} %  {task.fields[rest]}"))
+        self._task = self._bar.add_task(what, total=self._work_left or 1, rest="")
 
     def __enter__(self) -> "Grid":
-        if self._bar:
-            self._bar.start()
+        self._bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._bar:
-            self._bar.stop()
+        self._bar.stop()
 
     @property
     def watch(self) -> Watch:
@@ -73,7 +62,7 @@ class Grid:
             self._running.pop(config, None)
         run = f"{config.data}  {config.method} lr {config.lr:g} seed {config.seed}"
         place = f"{self._what} {self._total - self._left}/{self._total}  {run}"
-        if self._bar:
+        if not self._bar.disable:
             self._bar.update(
                 self._task,
                 description=place,
@@ -93,7 +82,7 @@ class Grid:
 
     def say(self, text: str) -> None:
         self._said = time.monotonic()
-        if self._bar:
+        if not self._bar.disable:
             self._bar.console.print(text, highlight=False)
         else:
             print(text, flush=True)

@@ -35,6 +35,10 @@ class Args:
 
 def main(argv: list[str]) -> int:
     args = parse(Args, argv, command="partition")
+    if not 0 <= args.seed < 2**64:
+        raise ValueError(f"seed must be from 0 to 2^64 - 1, not {args.seed}")
+    if not args.out.suffix:
+        raise ValueError(f"--out {args.out} does not say which format; end it with .png, .svg or .pdf")
     dataset = load(args.data, args.data_dir or None)
     parts = divide(dataset, args.partition, num_clients=args.clients, seed=args.seed)
     clients = split(parts, args.test_share, args.seed)

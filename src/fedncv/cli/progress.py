@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn, TimeRemainingColumn
 
 from fedncv.cli.summary import print_table
 from fedncv.results import read_config
@@ -48,6 +48,12 @@ def _draw(out: Path, folders: list[Path]) -> None:
     print(f"\nruns     {out}\npicture  {picture}\nagain    fedncv show {out}")
 
 
+def bar(*behind: ProgressColumn) -> Progress:
+    """Words, a bar and these columns behind it, in a terminal and gone at the end; elsewhere nothing is shown."""
+    columns = TextColumn("{task.description}"), BarColumn(), *behind
+    return Progress(*columns, console=Console(), transient=True, disable=not sys.stdout.isatty())
+
+
 class Plain:
     """A line for every measurement."""
 
@@ -79,14 +85,10 @@ class Live:
     """A bar over all rounds of all runs, with the latest accuracy and the time left."""
 
     def __init__(self, total: int) -> None:
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
+        self._progress = bar(
             TextColumn("{task.completed:.0f}/{task.total:.0f} rounds"),
             TextColumn("{task.fields[score]}"),
             TimeRemainingColumn(),
-            console=Console(),
-            transient=True,
         )
         self._task: TaskID = self._progress.add_task("", total=total, score="")
         self._done = 0

@@ -4,11 +4,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import tyro
 
 from fedncv.cli.arguments import parse
 from fedncv.cli.progress import run_all
-from fedncv.results import runs_in
+from fedncv.results import CONFIG, read_config, runs_in
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,4 +22,21 @@ class Arguments:
 
 def main(argv: list[str]) -> int:
     folder = Path(parse(Arguments, argv, command="resume").folder)
-    return run_all(folder, runs_in(folder))
+    runs = runs_in(folder)
+    for run in runs:
+        _check_place(run)
+    return run_all(folder, runs)
+
+
+def _check_place(run: Path) -> None:
+    """ValueError where the run goes on elsewhere: on a GPU that is not here, or between a federation's machines."""
+    device = read_config(run).device
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(
+            f"{run} is trained on {device}, but torch sees no GPU here; go where there is one, "
+            f'or write device = "cpu" into its {CONFIG}'
+        )
+    server = run.resolve().parent.parent
+    if (server / "server.toml").exists():
+        command = f"fedncv federation resume {server.parent} --name {run.name}"
+        raise ValueError(f"{run} is a federation's run; go on with `{command}`")

@@ -1,5 +1,6 @@
 """fedncv study: one of the paper's tables or figures, or the quick one, as a folder of runs."""
 
+import math
 import platform
 import shlex
 import sys
@@ -21,13 +22,17 @@ from fedncv.cli.summary import print_table
 from fedncv.config import Settings
 from fedncv.data.table import markdown
 from fedncv.engine.problem import build
+from fedncv.results import read_run
 from fedncv.spec import nearest
 from fedncv.studies import STUDIES
-from fedncv.studies.cells import alike, failures, prepare, run_cells, write_partition
+from fedncv.studies.cells import Watch, alike, failures, prepare, run_cells, write_partition
 from fedncv.studies.cost import costs
-from fedncv.studies.jobs import run_groups
+from fedncv.studies.jobs import JobError, run_groups
 from fedncv.studies.study import FILE, Cell, Study, Tuning, extend, read_study, to_toml
 from fedncv.studies.tuning import tune
+
+NAMED = 5  # unfinished runs that a message names
+ALL_BUT_ONE = "; the other runs are done, and the same command tries again"  # not so where several could not go on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +59,7 @@ class Arguments(Settings):
     tuning_seeds: int = len(Tuning().seeds)
     """--tune: runs for each learning rate, with seeds from 1000 on."""
     jobs: int = 1
-    """Methods that run side by side, each in a process of its own: 3 fill a GPU better than 1 (docs/studies.md)."""
+    """Methods that run side by side, each in a process of its own: 7 fill a GPU better than 1 (docs/studies.md)."""
     tensorboard: bool = False
     """Also write TensorBoard's event files, into each run's folder."""
     dry_run: bool = False
@@ -66,6 +71,8 @@ class Arguments(Settings):
 
 def main(argv: list[str]) -> int:
     study = _named(argv)
+    if any(word.partition("=")[0] == "--data" for word in argv):
+        raise ValueError("a study names its data with --datasets, one or more, not with --data")
     clients = study.clients or (study.settings.clients,)
     default = Arguments(
         **vars(study.settings) | {"clients": clients, "data": ""},
@@ -77,15 +84,17 @@ def main(argv: list[str]) -> int:
     arguments = parse(Arguments, argv, command="study", default=default)
     study = _asked(study, arguments)
     out = Path(arguments.out or f"runs/{study.name}")
-    if not study.methods:
+    if not STUDIES[study.name]().methods:
         return _datasets_only(study, out)
+    if not study.methods:
+        raise ValueError("nothing to run: give at least one of --methods")
     if (out / FILE).exists():
         study = extend(read_study(out), study, where=out)
     study.check()
-    if arguments.dry_run:
-        return _dry_run(study, out)
     if arguments.jobs < 1:
         raise ValueError(f"--jobs is a number of processes, at least 1, not {arguments.jobs}")
+    if arguments.dry_run:
+        return _dry_run(study, out)
     return _run(study, out, argv, jobs=arguments.jobs, tensorboard=arguments.tensorboard)
 
 
@@ -116,6 +125,11 @@ def _asked(study: Study, arguments: Arguments) -> Study:
         tuning = Tuning(arguments.tuning_lr, tuple(range(1000, 1000 + arguments.tuning_seeds)))
         if not tuning.grid or not tuning.seeds:
             raise ValueError("--tune needs at least one learning rate and one seed")
+        for lr in tuning.grid:
+            if not 0 < lr < math.inf:
+                raise ValueError(f"--tuning-lr must be above 0 and finite, as 0.01, not {lr:g}")
+        if len(set(tuning.grid)) < len(tuning.grid):
+            raise ValueError(f"--tuning-lr names one twice: {' '.join(f'{lr:g}' for lr in tuning.grid)}")
     return replace(
         study,
         settings=Settings(**settings),
@@ -159,9 +173,25 @@ def _run_all(what: str, out: Path, jobs: int, tensorboard: bool, cells: list[Cel
 
             watch = beside(watch, {config: folder for folder, config in configs.items()})
         if jobs > 1:
-            run_groups(alike(folders), jobs, watch)
+            _run_side_by_side(folders, jobs, watch)
         else:
             run_cells(folders, watch)
+
+
+def _run_side_by_side(folders: list[Path], jobs: int, watch: Watch) -> None:
+    """Every run to its end; where a process could not go on, ValueError with the runs that are left and the remedy."""
+    try:
+        run_groups(alike(folders), jobs, watch)
+    except JobError as error:
+        why = str(error).removesuffix(ALL_BUT_ONE)
+        runs = [run for run in map(read_run, folders) if run.status == "unfinished"]
+        left = [f"{run.folder} after round {run.rounds} of {run.config.rounds}" for run in runs[:NAMED]]
+        more = f" and {len(runs) - NAMED} more" if len(runs) > NAMED else ""
+        killed = " (-9 is a kill, mostly for want of memory: use fewer --jobs)" if "code -9" in why else ""
+        raise ValueError(
+            f"{why}{killed}. {len(runs)} of {len(folders)} runs are unfinished: {', '.join(left)}{more}; "
+            "the same command goes on with them"
+        ) from None
 
 
 def _save(out: Path, argv: list[str], study: Study) -> None:

@@ -4,11 +4,13 @@ import json
 import sys
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
+from rich.progress import TimeRemainingColumn
 
 from fedncv.cli.arguments import parse
+from fedncv.cli.progress import bar
 from fedncv.config import RunConfig, Settings
 from fedncv.observatory.compare import OWN, check, rows_of
 from fedncv.observatory.table import Row, print_tables, read_rows
@@ -107,13 +109,14 @@ def _asked(arguments: Arguments) -> tuple[RunConfig, tuple[str, ...]]:
 def _check(arguments: Arguments, config: RunConfig, at: tuple[int, ...]) -> None:
     if not arguments.seeds:
         raise ValueError("give at least one seed: --seeds 0")
+    if config.rounds == 0:
+        raise ValueError("rounds is 0: there is no path to follow; give at least one round")
+    config.check()
     if arguments.draws < 10:
         raise ValueError(f"--draws must be at least 10, not {arguments.draws}")
     for t in at:
         if not 0 <= t <= config.rounds:
             raise ValueError(f"--at {t}: the run has rounds 0 to {config.rounds}")
-    if max(at) == 0 and config.rounds == 0:
-        raise ValueError("rounds is 0: there is no path to follow; give at least one round")
 
 
 def _show(rows: list[Row], out: Path) -> int:
@@ -129,33 +132,25 @@ class _Progress:
     """A bar over all rounds in a terminal; elsewhere a line for every row."""
 
     def __init__(self, total: int) -> None:
-        self._bar: Any = None
-        if sys.stdout.isatty():
-            from rich.console import Console
-            from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-            columns = TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()
-            self._bar = Progress(*columns, console=Console(), transient=True)
-            self._task = self._bar.add_task("", total=total)
+        self._bar = bar(TimeRemainingColumn())
+        self._task = self._bar.add_task("", total=total)
         self._done, self._now = 0, ""
 
     def __enter__(self) -> "_Progress":
-        if self._bar:
-            self._bar.start()
+        self._bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._bar:
-            self._bar.stop()
+        self._bar.stop()
 
     def tell(self, what: str, round: int, rounds: int) -> None:
         if what != self._now:
             self._done, self._now = self._done + (rounds if self._now else 0), what
-        if self._bar:
+        if not self._bar.disable:
             self._bar.update(self._task, description=f"{what}  round {round}/{rounds}", completed=self._done + round)
 
     def row(self, row: Row) -> None:
-        if not self._bar:
+        if self._bar.disable:
             words = f"{row['method']}  seed {row['seed']}  round {row['round']}"
             print(
                 f"{words}  error {row['mse'] / row['full2']:.3f}  bias² {row['bias2'] / row['full2']:.3f}", flush=True
