@@ -18,7 +18,7 @@ from fedncv.cli.progress import bar
 from fedncv.cli.run import folder_name
 from fedncv.config import CUSTOM, RunConfig
 from fedncv.recipes import RECIPES
-from fedncv.results import CONFIG, read_rows, read_run
+from fedncv.results import CONFIG, METRICS, read_rows, read_run
 
 QUICK = ["--model", "mlp", "--clients", "5", "--per-round", "2", "--rounds", "3", "--epochs", "1"]
 
@@ -217,6 +217,18 @@ def test_one_diverged_run_does_not_stop_the_others(tmp_path, capsys):
     assert "diverged in round 1" in captured.err
     assert "failed:" in captured.out
     assert read_run(out / "fedavg-seed0").status == "finished"
+
+
+def test_one_damaged_run_is_named_and_the_others_have_their_table(tmp_path, capsys):
+    """`fedncv show` sends the user of a damaged run here, so here the reason must be said."""
+    out = tmp_path / "out"
+    assert main(["run", *QUICK, "--method", "fedavg", "fedper", "--out", str(out)]) == 0
+    (out / "fedavg-seed0" / METRICS).write_text("damaged\n")
+    capsys.readouterr()
+    assert main(["resume", str(out)]) == 2
+    said = capsys.readouterr()
+    assert f"fedncv: {out}/fedavg-seed0: {out}/fedavg-seed0/{METRICS} has lost rows" in said.err
+    assert re.search(r"(?m)^ fedper +1 ", said.out)
 
 
 def begin(out, *, rounds=120):

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn, TimeRemainingColumn
 
 from fedncv.cli.summary import print_table
-from fedncv.results import read_config
+from fedncv.results import read_config, read_run
 from fedncv.simulate import Row, resume
 
 
@@ -34,11 +34,21 @@ def run_all(out: Path, folders: list[Path]) -> int:
     except KeyboardInterrupt:
         print(f"\nstopped; nothing is lost. Go on with:  fedncv resume {out}", file=sys.stderr)
         return 130
-    print_table(folders)
-    _draw(out, folders)
+    readable = [folder for folder in folders if _is_readable(folder)]
+    if readable:
+        print_table(readable)
+        _draw(out, readable)
     for failure in failures:
         print(f"fedncv: {failure}", file=sys.stderr)
     return 2 if failures else 0
+
+
+def _is_readable(folder: Path) -> bool:
+    try:
+        read_run(folder)
+    except ValueError:  # one that is damaged has said so, and the others have their table
+        return False
+    return True
 
 
 def _draw(out: Path, folders: list[Path]) -> None:
