@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import make_dataclass
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from fedncv import store
 from fedncv.cli import main
 from fedncv.config import write_toml
 from fedncv.engine.problem import build, start
-from fedncv.methods import METHODS
+from fedncv.methods import METHODS, in_full
 from fedncv.results import read_rows, read_run, runs_in
 from fedncv.tree import leaves
 
@@ -134,6 +135,35 @@ def test_a_checkpoint_of_another_config_is_refused(run):
     (run / "config.toml").write_text(text)
     with pytest.raises(ValueError, match="belongs to another config"):
         fedncv.resume(run)
+
+
+def test_a_run_goes_on_as_what_it_was_begun_as_or_not_at_all(tmp_path, monkeypatch):
+    """A later version may take other knobs for granted: here one whose FedProx pulls ten times as much."""
+    folder, whole = tmp_path / "run", fedncv.simulate(method="fedprox", out=tmp_path / "whole", **QUICK)
+    fedncv.simulate(method="fedprox", out=folder, **QUICK | {"rounds": 2})
+    for name in ("config.toml", "state.safetensors"):  # stopped at round 2 of 4, so to speak
+        path = folder / name
+        path.write_bytes(path.read_bytes().replace(b"rounds = 2", b"rounds = 4"))
+    begun, entry = in_full("fedprox"), METHODS["fedprox"]
+    assert begun == "fedprox:mu=0.01"
+    changed = make_dataclass("Config", [("mu", float, 0.1)], bases=(entry.config,), frozen=True, kw_only=True)
+    monkeypatch.setitem(METHODS, "fedprox", entry._replace(config=changed))
+    with pytest.raises(ValueError, match=r"begun as fedprox:mu=0.01, but 'fedprox' stands for fedprox:mu=0.1 in"):
+        fedncv.resume(folder)
+    text = (folder / "config.toml").read_text()
+    (folder / "config.toml").write_text(text.replace('method = "fedprox"', f'method = "{begun}"'))
+    resumed = fedncv.resume(folder)
+    for (path, a), (_, b) in zip(leaves(whole.state.server), leaves(resumed.state.server), strict=True):
+        assert torch.equal(a, b), path
+
+
+def test_a_setting_that_a_version_did_not_know_has_its_default(run):
+    path = run / "state.safetensors"
+    data = path.read_bytes().replace(rb"diverged = \\\"stop\\\"\\n", b"")
+    assert len(data) < path.stat().st_size
+    length = int.from_bytes(data[:8], "little") - (path.stat().st_size - len(data))
+    path.write_bytes(length.to_bytes(8, "little") + data[8:])
+    store.load_state(run, build(read_run(run).config))
 
 
 def test_lost_metrics_are_noticed(run):

@@ -105,7 +105,8 @@ def read_rows(folder: Path) -> list[dict[str, Any]]:
             row["round"]
         except (ValueError, KeyError, TypeError):
             raise ValueError(
-                f"{path}, line {number}, is not a row of metrics; `fedncv resume` cuts damage off"
+                f"{path}, line {number}, is not a row of metrics; restore it, or try `fedncv resume {folder}`, "
+                "which cuts off what came after the last checkpoint"
             ) from None
         rows.append(row)
     return rows

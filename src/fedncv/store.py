@@ -14,10 +14,11 @@ checkpoints stand for equal rows, not for equal places.)
 import fcntl
 import json
 import os
-import re
 import sys
+import tomllib
 import zlib
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,8 +27,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from fedncv.config import RunConfig, write_toml
+from fedncv.config import CUSTOM, RunConfig, from_dict, write_toml
 from fedncv.engine.problem import Problem, State, keeps, start
+from fedncv.methods import in_full
 from fedncv.results import CONFIG, LOCK, METRICS, MODEL, STATE, TIMING, is_run
 from fedncv.rows import NAME, RowFile, Rows, all_rows
 from fedncv.tree import leaves, row, stack, tree_map
@@ -184,6 +186,7 @@ class Journal:
             "numbers": numbers,
             "metrics_bytes": length,
             "config": write_toml(self._config),
+            "method": _in_full(self._config.method),
             "check": _checksum(tensors),
         }
         write_atomically(self._folder / STATE, save(tensors, {"fedncv": json.dumps(header)}), name="state")
@@ -240,12 +243,23 @@ def read_state(folder: Path, problem: Problem) -> State:
 
 def _check_config(folder: Path, header: dict[str, Any], problem: Problem) -> None:
     """A run may be read where there is no GPU or less memory, and probes change nothing; all else must be as it was."""
-    neutral = re.compile(r"(?m)^(device|probe|rows) = .*\n")
-    ours, theirs = (neutral.sub("", text) for text in (write_toml(problem.config), header["config"]))
-    if ours != theirs:
+    neutral: dict[str, Any] = {"device": "", "probe": "", "rows": "", "method": ""}
+    ours, theirs = problem.config, from_dict(tomllib.loads(header["config"]), where=str(folder / STATE))
+    begun, now = header.get("method") or _in_full(theirs.method), _in_full(ours.method)
+    same_method = begun == now or theirs.method == ours.method
+    if not same_method or replace(ours, **neutral) != replace(theirs, **neutral):
         raise ValueError(
             f"{folder / STATE} belongs to another config than {folder / CONFIG}; restore the one or the other"
         )
+    if begun != now:
+        raise ValueError(
+            f"{folder} was begun as {begun}, but {ours.method!r} stands for {now} in this version of fedncv; "
+            f'to go on as it was begun, write method = "{begun}" into {folder / CONFIG}'
+        )
+
+
+def _in_full(method: str) -> str:
+    return method if method == CUSTOM else in_full(method)
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

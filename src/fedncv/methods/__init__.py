@@ -30,7 +30,7 @@ from fedncv.methods import (
 )
 from fedncv.methods.base import Method
 from fedncv.methods.switches import SWITCHES
-from fedncv.spec import parse
+from fedncv.spec import parse, write
 
 
 class Entry(NamedTuple):
@@ -146,16 +146,34 @@ def find_method(text: str) -> Method:
     >>> find_method("fedprox:mu=0.1+prior").reveals
     {'delta_P': "the client's model update"}
     """
-    text, *switches = re.split(r"\+(?=[a-z])", text)
-    name, knobs = parse(text, {name: e.config or _no_knobs for name, e in METHODS.items()}, what="method")
+    (name, knobs), *switches = _parts(text)
     entry = METHODS[name]
     method = entry.make() if entry.config is None else entry.make(entry.config(**knobs))
-    for switch in switches:
-        name, knobs = parse(switch, {name: s.config for name, s in SWITCHES.items()}, what="switch")
+    for name, knobs in switches:
         if name in method.switches:
             raise ValueError(f"{text!r} has {name!r} already; set its knobs there, or name the switch once")
         method = SWITCHES[name].apply(method, SWITCHES[name].config(**knobs))
     return method
 
 
-__all__ = ["METHODS", "SWITCHES", "Entry", "find_method"]
+def in_full(text: str) -> str:
+    """The same method with every knob: what it is, whatever a later version takes for granted.
+
+    >>> in_full("fedavg+prior:tau=2")
+    'fedavg:server_lr=1.0+prior:tau=2.0,epsilon=1.0'
+    """
+    (name, knobs), *switches = _parts(text)
+    config = METHODS[name].config
+    words = [write(name, {} if config is None else vars(config(**knobs)))]
+    return "+".join(words + [write(name, vars(SWITCHES[name].config(**knobs))) for name, knobs in switches])
+
+
+def _parts(text: str) -> list[tuple[str, dict[str, Any]]]:
+    """Name and given knobs of the method, and of every switch behind it."""
+    first, *switches = re.split(r"\+(?=[a-z])", text)
+    methods = {name: entry.config or _no_knobs for name, entry in METHODS.items()}
+    known = {name: switch.config for name, switch in SWITCHES.items()}
+    return [parse(first, methods, what="method"), *(parse(each, known, what="switch") for each in switches)]
+
+
+__all__ = ["METHODS", "SWITCHES", "Entry", "find_method", "in_full"]
