@@ -17,6 +17,7 @@ A 32-bit word is held in an int64, because torch has few operations on unsigned 
 import functools
 import zlib
 from collections.abc import Callable
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -27,12 +28,22 @@ MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)
 
 Key = Tensor  # int64, shape (2,), two 32-bit words
+Word = TypeVar("Word", int, Tensor)
 
 
-def _multiply(a: int, b: Tensor) -> tuple[Tensor, Tensor]:
+def _multiply(a: int, b: Word) -> tuple[Word, Word]:
     """High and low word of a 32 x 32 -> 64 bit product (int64 wraps; the bits are right)."""
     product = a * b
     return (product >> 32) & WORD, product & WORD
+
+
+def _rounds(k0: Word, k1: Word, c0: Word, c1: Word, c2: Word, c3: Word) -> tuple[Word, Word, Word, Word]:
+    for _ in range(10):
+        high0, low0 = _multiply(MULTIPLIERS[0], c0)
+        high1, low1 = _multiply(MULTIPLIERS[1], c2)
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+        k0, k1 = (k0 + WEYL[0]) & WORD, (k1 + WEYL[1]) & WORD
+    return c0, c1, c2, c3
 
 
 def philox(key: Key, c0: Tensor, c1: Tensor, c2: Tensor, c3: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -40,12 +51,7 @@ def philox(key: Key, c0: Tensor, c1: Tensor, c2: Tensor, c3: Tensor) -> tuple[Te
     k0, k1 = key[..., 0], key[..., 1]
     if c0.is_cuda and (in_one := _kernel()) is not None:
         return in_one(k0, k1, c0, c1, c2, c3)
-    for _ in range(10):
-        high0, low0 = _multiply(MULTIPLIERS[0], c0)
-        high1, low1 = _multiply(MULTIPLIERS[1], c2)
-        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
-        k0, k1 = (k0 + WEYL[0]) & WORD, (k1 + WEYL[1]) & WORD
-    return c0, c1, c2, c3
+    return _rounds(k0, k1, c0, c1, c2, c3)
 
 
 @functools.cache
@@ -64,10 +70,11 @@ def key_for(seed: int, purpose: str, round: int = 0, client: int | Tensor = 0) -
     >>> key_for(0, "batches", 3, 7)
     tensor([1254397809, 3131939416])
     """
-    seed_key = torch.tensor([seed & WORD, (seed >> 32) & WORD])
-    client = torch.as_tensor(client)
+    words, number = (seed & WORD, (seed >> 32) & WORD), zlib.crc32(purpose.encode())
+    if not isinstance(client, Tensor):  # tensors of one number take thirty times as long
+        return torch.tensor(_rounds(*words, int(client), round, number, 0)[:2])
     word = torch.zeros_like(client)
-    c0, c1, _, _ = philox(seed_key.to(client.device), client, word + round, word + zlib.crc32(purpose.encode()), word)
+    c0, c1, _, _ = philox(torch.tensor(words, device=client.device), client, word + round, word + number, word)
     return torch.stack([c0, c1], dim=-1)
 
 
