@@ -47,7 +47,15 @@ class Column:
     @property
     def as_in_paper(self) -> bool:
         """Whether all of it follows the paper's protocol."""
-        return all(map(paper.follows, [self.settings, *(run.config for runs in self.runs.values() for run in runs)]))
+        return all(map(paper.follows, self._all_settings()))
+
+    @property
+    def as_in_fig2(self) -> bool:
+        """Whether all of it follows that protocol, with more clients or fewer."""
+        return all(map(paper.follows_but_for_size, self._all_settings()))
+
+    def _all_settings(self) -> list[Settings]:
+        return [self.settings, *(run.config for runs in self.runs.values() for run in runs)]
 
     def printed(self, method: str, metric: str) -> paper.Printed | None:
         """The paper's value, where the two may be compared."""

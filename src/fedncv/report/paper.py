@@ -1,6 +1,7 @@
 """What the paper printed: Table 1, and the claims its text makes about figures."""
 
 import csv
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -23,8 +24,13 @@ ROWS = {
 COLUMNS = {"cifar10": "cifar10", "cifar100": "cifar100", "tiny_imagenet": "tinyimagenet", "emnist": "emnist"}
 
 # Fig. 2, in its text: points of accuracy lost from 100 to 1,000 clients, (before, after).
+SIZES = (100, 1000)
 DECLINE = {"fedncv": (1.66, 2.17), "pfedsim": (2.31, 2.35), "fedper": (3.58, 2.75), "fedrep": (10.18, 8.80)}
-# Fig. 3, in its text: the place FedNCV ends at, or better.
+# Fig. 3: its methods, and in its text the place FedNCV ends at, or better.
+TWELVE = (
+    "fedavg", "fedavgm", "fedprox", "scaffold", "feddyn", "fedgen", "fedlc", "moon", "fedrep", "fedper",
+    "pfedsim", "fedncv",
+)  # fmt: skip
 PLACE = {"mnist": 2, "fashion_mnist": 2, "svhn": 2, "cinic10": 3}
 
 
@@ -54,3 +60,8 @@ def printed(data: str, method: str, metric: str) -> Printed | None:
 def follows(settings: Settings) -> bool:
     """Whether it is the paper's protocol."""
     return all(getattr(settings, name) == value for name, value in PROTOCOL.items())
+
+
+def follows_but_for_size(settings: Settings) -> bool:
+    """Whether it is that of Fig. 2: any number of clients, a tenth of them a round."""
+    return 10 * settings.per_round == settings.clients and follows(replace(settings, clients=100, per_round=10))

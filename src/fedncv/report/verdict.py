@@ -4,16 +4,18 @@ A claim about one dataset is judged by the finished runs of that dataset alone. 
 in `fedncv.comparison`, by paired 95 % intervals; "among the best k" is a matter of means, as it was in the paper.
 """
 
+import math
 from typing import NamedTuple
 
+from fedncv.comparison import Column as Compared
 from fedncv.comparison import compare, summary
 from fedncv.report import names
 from fedncv.report.gather import Column, Results
 from fedncv.report.names import OURS
-from fedncv.report.paper import COLUMNS, DECLINE, PLACE, ROWS, printed
+from fedncv.report.paper import COLUMNS, DECLINE, PLACE, ROWS, SIZES, TWELVE, printed
 from fedncv.report.table import METRICS, MainTable, percent, spread
 
-AGREES, PARTLY, DIFFERS, OPEN = "agrees", "agrees in part", "does not agree", "not measured"
+AGREES, PARTLY, DIFFERS, OPEN = "agrees", "agrees in part", "does not agree", "open"
 
 
 class Claim(NamedTuple):
@@ -36,10 +38,11 @@ def claims(results: Results, table: MainTable) -> list[Claim]:
             found += [_first(column, table), _values(column)]
         if column.data in PLACE:
             found.append(_place(column, table))
-    scaled = [column for column in results.columns if "clients-" in column.name]
-    for data in dict.fromkeys(column.data for column in scaled):
-        found.append(_decline(data, sorted((c for c in scaled if c.data == data), key=lambda c: c.clients)))
-    return found
+    sizes: dict[str, dict[int, Column]] = {}
+    for column in results.columns:
+        if "clients-" in column.name and column.as_in_fig2:
+            sizes.setdefault(column.data, {})[column.clients] = column
+    return found + [_decline(data, columns) for data, columns in sizes.items()]
 
 
 def _about_parts(column: Column) -> bool:
@@ -63,19 +66,18 @@ def headline(results: Results, table: MainTable, found: list[Claim]) -> str:
         parts.append(f"The paper makes no claim about {where}.")
     elif not found and not any(column.as_in_paper for column in results.columns):
         parts.append("These runs do not follow the paper's protocol, so none of its claims is judged by them.")
-    firsts = [s for s in table.standings if s.survives]
+    tested = [s for s in table.standings if not math.isnan(s.p)]
+    firsts = [s for s in tested if s.survives]
     if firsts:
         wins: dict[str, int] = {}
         for standing in firsts:
             wins[standing.first or ""] = wins.get(standing.first or "", 0) + 1
         words = [f"{names.method(m)} in {n}" for m, n in sorted(wins.items(), key=lambda item: -item[1])]
-        parts.append(
-            f"First beyond doubt, after Holm's correction over {len(table.standings)} columns: {', '.join(words)}."
-        )
-    elif table.standings:
-        parts.append(
-            f"After Holm's correction over {len(table.standings)} columns no method is first beyond doubt in any."
-        )
+        parts.append(f"First beyond doubt, after Holm's correction over {len(tested)} columns: {', '.join(words)}.")
+    elif tested:
+        parts.append(f"After Holm's correction over {len(tested)} columns no method is first beyond doubt in any.")
+    else:
+        parts.append("Nobody is called first: that takes two methods or more, with two seeds in common.")
     if results.missing:
         count = len(results.missing)
         parts.append(f"{count} run{'s are' if count > 1 else ' is'} missing: this is not the final word.")
@@ -91,7 +93,7 @@ def standing_words(table: MainTable, column: Column, metric: str) -> str:
         held = "" if standing.survives else ", though not after Holm's correction"
         return f"{names.method(standing.first)} is first{held}"
     others = [names.method(method) for method in standing.level[1:]]
-    return f"{names.method(standing.best)} leads, not told from {', '.join(others) or 'others with one seed'}"
+    return f"{names.method(standing.best)} leads, not told from {', '.join(others)}" if others else "nothing to compare"
 
 
 def _first(column: Column, table: MainTable) -> Claim:
@@ -104,22 +106,34 @@ def _first(column: Column, table: MainTable) -> Claim:
     if OURS not in column.runs:
         return Claim(where, paper, "no finished run of FedNCV here", OPEN, "")
     rivals = [method for method in ROWS if method in column.runs and method != "fedncv-paper"]
-    absent = [names.method(m) for m in ROWS if m not in column.runs and m != "fedncv-paper"]
-    verdicts, words = [], []
+    compared, words = [], []
     for metric in METRICS:
         scores = column.scores(metric)
         seven = compare({method: scores[method] for method in rivals if method in scores})
         ours = percent(summary(list(scores[OURS].values())))
-        verdicts.append(seven.first == OURS)
+        compared.append(seven)
         words.append(
             f"{spread(ours, table.score)} {metric} ({_ordinal(seven.order.index(OURS) + 1)} of {len(seven.order)})"
         )
-    verdict = AGREES if all(verdicts) else PARTLY if any(verdicts) else DIFFERS
-    why = ["; ".join(f"{metric}: {standing_words(table, column, metric)} of all in the table" for metric in METRICS)]
-    if absent:
-        why.append(f"without {', '.join(absent)}")
-        verdict = PARTLY if verdict == AGREES else verdict
-    return Claim(where, paper, ", ".join(words), verdict, "; ".join(why))
+    absent = [method for method in ROWS if method not in column.runs and method != "fedncv-paper"]
+    verdict, without = _in_part(_judged(compared), absent)
+    why = [f"{metric}, of all in the table: {standing_words(table, column, metric)}" for metric in METRICS]
+    return Claim(where, paper, ", ".join(words), verdict, "; ".join(why + without))
+
+
+def _judged(compared: list[Compared]) -> str:
+    """Whether FedNCV is first in all of them; open where one cannot be tested, with a single seed or method."""
+    if any(math.isnan(each.p) for each in compared):
+        return OPEN
+    firsts = [each.first == OURS for each in compared]
+    return AGREES if all(firsts) else PARTLY if any(firsts) else DIFFERS
+
+
+def _in_part(verdict: str, absent: list[str]) -> tuple[str, list[str]]:
+    """What agrees without some of its rivals agrees in part; and who they are."""
+    if not absent:
+        return verdict, []
+    return PARTLY if verdict == AGREES else verdict, [f"without {', '.join(map(names.method, absent))}"]
 
 
 def _values(column: Column) -> Claim:
@@ -170,39 +184,43 @@ def _place(column: Column, table: MainTable) -> Claim:
     value = percent(summary(list(scores[OURS].values())))
     measured = f"{_ordinal(ours)} of {len(scores)} with {spread(value, table.score)}"
     level = [names.method(m) for m in column_of.level if m != OURS]
-    why = f"not told apart from the best: {', '.join(level)}" if OURS in column_of.level and level else ""
-    return Claim(where, paper, measured, AGREES if ours <= place else DIFFERS, why)
+    why = [f"not told apart from the best: {', '.join(level)}"] if OURS in column_of.level and level else []
+    absent = [method for method in TWELVE if method not in scores]
+    verdict, without = _in_part(AGREES if ours <= place else DIFFERS, absent)
+    return Claim(where, paper, measured, verdict, "; ".join(why + without))
 
 
-def _decline(data: str, columns: list[Column]) -> Claim:
+def _decline(data: str, columns: dict[int, Column]) -> Claim:
     """Fig. 2: FedNCV loses least from few to many clients, seed by seed."""
     paper = "from 100 to 1,000 clients (EMNIST) FedNCV loses least: " + ", ".join(
         f"{names.method(method)} {before}/{after}" for method, (before, after) in DECLINE.items()
     )
     where = f"Fig. 2, {names.dataset(data)}"
-    measured = [column for column in columns if OURS in column.runs]
-    if len(measured) < 2:
-        return Claim(where, paper, "no finished runs of FedNCV at two sizes", OPEN, "")
-    fewest, most = measured[0], measured[-1]
-    verdicts, words = [], []
+    if any(n not in columns or OURS not in columns[n].runs for n in SIZES):
+        return Claim(where, paper, "no finished runs of FedNCV at both sizes", OPEN, "")
+    few, many = (columns[n] for n in SIZES)
+    compared, words = [], []
     for metric in METRICS:
         lost = {}
         for method in DECLINE:
-            a, b = fewest.scores(metric).get(method, {}), most.scores(metric).get(method, {})
+            a, b = few.scores(metric).get(method, {}), many.scores(metric).get(method, {})
             if both := set(a) & set(b):
                 lost[method] = {seed: b[seed] - a[seed] for seed in both}  # the larger the better
         if len(lost) < 2 or OURS not in lost:
             return Claim(
                 where, paper, "FedNCV and another method of Fig. 2 do not share a seed at both sizes", OPEN, ""
             )
-        verdicts.append(compare(lost).first == OURS)
+        compared.append(compare(lost))
         each = [f"{names.method(m)} {-100 * summary(list(seeds.values())).mean:.2f}" for m, seeds in lost.items()]
         words.append(f"{metric} {', '.join(each)}")
-    verdict = AGREES if all(verdicts) else PARTLY if any(verdicts) else DIFFERS
-    span = f"points lost from {fewest.clients:,} to {most.clients:,} clients: {'; '.join(words)}"
-    why = ["" if all(verdicts) else "least in the mean is not enough: paired intervals must be above zero"]
+    absent = [method for method in DECLINE if method not in lost]
+    verdict, without = _in_part(_judged(compared), absent)
+    span = f"points lost from {few.clients:,} to {many.clients:,} clients: {'; '.join(words)}"
+    sure = all(each.first == OURS for each in compared)
+    why = [] if sure else ["least in the mean is not enough: paired intervals must be above zero"]
+    why += without
     why += [] if data == "emnist" else [f"the paper used EMNIST, these runs {names.dataset(data)}"]
-    return Claim(where, paper, span, verdict, "; ".join(filter(None, why)))
+    return Claim(where, paper, span, verdict, "; ".join(why))
 
 
 def _ordinal(n: int) -> str:
