@@ -120,6 +120,12 @@ def test_the_worst_of_several_columns_is_named(tmp_path):
     assert worst == "At worst it is 2.00 points behind FedPer (95 %: −14.71 to +10.71): SVHN, before local training."
 
 
+def test_equal_scores_are_level(tmp_path):
+    scores = {"fedncv": [(0.90, 0.95), (0.92, 0.97)], "fedavg": [(0.90, 0.94), (0.92, 0.96)]}
+    _, worst = findings(written(tmp_path, {"mnist": scores, "svhn": scores}))
+    assert worst.startswith("At worst it is level with FedAvg")
+
+
 def test_where_it_is_never_behind_the_worst_is_the_least_ahead(tmp_path):
     scores = {"fedncv": [(0.90, 0.95), (0.92, 0.97)], "fedavg": [(0.8, 0.94), (0.82, 0.96)]}
     _, worst = findings(written(tmp_path, {"mnist": scores, "svhn": {m: scores[m] for m in scores}}))

@@ -74,6 +74,21 @@ def test_best_second_and_first(tmp_path):
     assert r"\multicolumn{2}{c}{CIFAR-10}" in latex
 
 
+def test_equal_means_share_their_place(tmp_path):
+    """Two runs of the same bytes are both the best, and the next is third."""
+    write_study(tmp_path, made_up_study(), level=lambda _, m: 0.5 if m == "scaffold" else 0.9)
+    for seed in range(3):
+        one, other = (
+            tmp_path / "cifar10" / f"{method}-seed{seed}" / "metrics.jsonl" for method in ("fedavg", "fedncv")
+        )
+        other.write_bytes(one.read_bytes())
+    table = main_table(gather(tmp_path))
+    places = [table.entries["cifar10", "before", method].place for method in ("fedavg", "fedncv", "scaffold")]
+    assert places == [1, 1, 3]
+    assert table.standing("cifar10", "before").first is None
+    assert to_markdown(table).count("**") == 2 * 4
+
+
 def test_the_csv_holds_every_cell(tmp_path):
     results = gathered(tmp_path, settings=AS_IN_PAPER, datasets=("cifar10", "emnist"))
     rows = list(csv.DictReader(io.StringIO(to_csv(main_table(results), {"cifar10": {"fedavg": 0.03}}))))

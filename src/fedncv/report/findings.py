@@ -36,7 +36,9 @@ def _at_worst(results: Results) -> list[str]:
     ahead = sum(gap.difference > 0 for gap, _, _ in gaps)
     gap, best, where = min(gaps, key=lambda each: each[0].difference)
     points = " points" if results.score.unit else ""
-    by = f"{results.score.show(abs(gap.difference), 2)}{points} {'ahead of' if gap.difference > 0 else 'behind'}"
+    by = "level with"
+    if gap.difference:
+        by = f"{results.score.show(abs(gap.difference), 2)}{points} {'ahead of' if gap.difference > 0 else 'behind'}"
     interval = f" (95 %: {_ends(gap, results.score)})" if not math.isnan(gap.low) else ""
     return [
         f"FedNCV is ahead of the best other method in {ahead} of {len(gaps)} columns; in {sure} of them every "

@@ -121,23 +121,23 @@ def metric(name: str) -> str:
 
 def traffic(number: float) -> str:
     """
-    >>> traffic(1234567)
-    '1.23 MB'
+    >>> traffic(1234567), traffic(999_900)
+    ('1.23 MB', '1 MB')
     """
-    for unit in ("B", "kB", "MB", "GB"):
-        if number < 1000:
-            return f"{number:.3g} {unit}"
-        number /= 1000
-    return f"{number:.3g} TB"
+    return _three_digits(number, " B", " kB", " MB", " GB", " TB")
 
 
 def quantity(number: float) -> str:
     """
-    >>> quantity(31902), quantity(1234567)
-    ('31.9 k', '1.23 M')
+    >>> quantity(31902), quantity(1234567), quantity(999.6)
+    ('31.9 k', '1.23 M', '1 k')
     """
-    for unit in ("", " k", " M"):
-        if number < 1000:
+    return _three_digits(number, "", " k", " M", " G")
+
+
+def _three_digits(number: float, *units: str) -> str:
+    for unit in units[:-1]:
+        if number < 999.5:  # three digits of more are 1000
             return f"{number:.3g}{unit}"
         number /= 1000
-    return f"{number:.3g} G"
+    return f"{number:.3g}{units[-1]}"

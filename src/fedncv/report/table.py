@@ -19,7 +19,7 @@ class Entry(NamedTuple):
 
     ours: Summary | None  # accuracy in %
     paper: Printed | None
-    place: int  # 1 is the best mean; 0: no finished run
+    place: int  # 1 is the best mean, which equals share; 0: no finished run
     first: bool
     """Above every other method of its column beyond doubt."""
     missing: int  # runs that are planned and not in it
@@ -73,12 +73,13 @@ def main_table(results: Results) -> MainTable:
     entries = {}
     for (column, metric), each in zip(keys, compared, strict=True):
         scores = column.scores(metric)
+        means = {method: summary(list(seeds.values())).mean for method, seeds in scores.items()}
         for method in results.methods:
             values = list(scores.get(method, {}).values())
             entries[column.name, metric, method] = Entry(
                 scaled(summary(values), results.score.scale) if values else None,
                 column.printed(method, metric) if results.score.unit else None,
-                each.order.index(method) + 1 if method in each.order else 0,
+                1 + sum(mean > means[method] for mean in means.values()) if values else 0,
                 each.first == method,
                 sum(1 for m in results.missing if (m.column, m.method) == (column.name, method)),
             )
