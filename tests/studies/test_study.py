@@ -1,5 +1,6 @@
 """Studies as values and files: which runs, where, and what may be added to them."""
 
+import tarfile
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 from fedncv.config import Settings
 from fedncv.data import DATASETS
 from fedncv.methods import METHODS
-from fedncv.studies import FIG3, STUDIES, TABLE1, cost, present
+from fedncv.studies import FIG3, STUDIES, TABLE1, TUNED_ON_CIFAR10, TUNED_ON_FASHION_MNIST, cost, present
 from fedncv.studies.cost import expected_samples, measured_samples
 from fedncv.studies.study import FILE, Study, Tuning, extend, read_study, to_toml
 from fedncv.studies.tuning import choose
@@ -42,6 +43,18 @@ def test_the_papers_grids():
     protocol = Settings()
     for each in (table1, fig3):
         assert replace(each.settings, eval_every=protocol.eval_every) == protocol
+
+
+def test_learning_rates_are_those_that_tuning_chose_for_table_1():
+    with tarfile.open(Path(__file__).parents[2] / "docs" / "results" / "table1.tar.xz") as archive:
+        chosen = tomllib.load(archive.extractfile("table1/study.toml"))["lr"]
+    for data, tuned in (("cifar10", TUNED_ON_CIFAR10), ("fashion_mnist", TUNED_ON_FASHION_MNIST)):
+        assert tuned == {method: lr for method, lr in chosen[data].items() if lr != Settings().lr}
+
+
+def test_a_method_that_is_added_runs_as_it_was_tuned():
+    study = replace(STUDIES["robustness"](), methods=("fedprox", "fedlc"), seeds=(0,))
+    assert {cell.config.method: cell.config.lr for cell in study.cells()} == {"fedprox": 0.03, "fedlc": 0.01}
 
 
 def test_a_method_that_does_not_exist_is_not_listed():
