@@ -1,5 +1,6 @@
 """Tables of the probes of the update, on rows made up by hand and on those in docs/results."""
 
+import json
 import re
 from pathlib import Path
 
@@ -69,6 +70,19 @@ def test_the_tables_give_means_over_common_states_and_count_where_the_noise_is_t
     (less,) = (table for title, table in tables if "FedAvg round" in title)
     assert less == {"fedncv": ["3.00", "2.50", "2.50", "3.00", "1 of 2"]}  # 6 / 2, 12 / 4.8; lowest, highest
     assert dict(tables)["error by round"]["fedavg"] == ["3.00", "50.0", "6.00"]
+
+
+@pytest.mark.parametrize("again", [{}, {"lr": 0.1}, {"reference": "fedncv"}])
+def test_a_state_that_stands_twice_is_refused(tmp_path, again):
+    """As when the same probes were run again into the same file: means would not tell, intervals would shrink."""
+    rows = [row("fedncv", 1, 2.0), row("fedncv", 2, 2.0), row("fedavg", 1, 2.0), row("fedncv", 1, 2.0, seed=1)]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(each) + "\n" for each in rows))
+    assert read_rows(path) == rows
+    with path.open("a") as file:
+        file.write(json.dumps(rows[1] | again) + "\n")
+    with pytest.raises(ValueError, match="line 5: fedncv, seed 0, round 2 stands there twice"):
+        read_rows(path)
 
 
 def test_intervals_of_nothing_are_left_out(capsys):

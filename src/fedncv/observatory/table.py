@@ -22,18 +22,27 @@ class Number(NamedTuple):
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a file; a last line cut short is left out."""
+    """The rows of a file; a last line cut short is left out, and a state that stands twice is refused: a mean would
+    take it for two."""
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from None
-    rows = []
+    rows: list[Row] = []
+    seen: set[tuple[Any, ...]] = set()
     for number, line in enumerate(lines[:-1], start=1):
         try:
             row = json.loads(line)
-            row["method"], row["round"], row["seed"], row["mse"], row["full2"]
+            state = federation(row), row["method"], row["seed"], row["round"]
+            row["mse"], row["full2"]
         except (ValueError, KeyError, TypeError):
             raise ValueError(f"{path}, line {number}, is not a row of `fedncv variance`") from None
+        if state in seen:
+            raise ValueError(
+                f"{path}, line {number}: {state[1]}, seed {state[2]}, round {state[3]} stands there twice; "
+                "keep one of the two lines"
+            )
+        seen.add(state)
         rows.append(row)
     if not rows:
         raise ValueError(f"{path} holds no rows")
@@ -52,9 +61,12 @@ def panels(rows: list[Row]) -> dict[str, list[Row]]:
     """Rows of each federation."""
     found: dict[str, list[Row]] = {}
     for row in rows:
-        where = f"{row['data']}, {row['partition']}, {row['per_round']} of {row['clients']} clients"
-        found.setdefault(where, []).append(row)
+        found.setdefault(federation(row), []).append(row)
     return found
+
+
+def federation(row: Row) -> str:
+    return f"{row['data']}, {row['partition']}, {row['per_round']} of {row['clients']} clients"
 
 
 def common(rows: list[Row]) -> list[Row]:
