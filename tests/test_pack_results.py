@@ -73,6 +73,13 @@ def test_single_clients_are_kept_of_the_last_row_and_folders_of_data_not_at_all(
     assert read_study(parts[0]).settings.data_dir == "/data"  # the parts stay as they are
 
 
+def test_the_first_seeds_are_the_smallest_in_whatever_order_the_parts_come(tmp_path, pack):
+    for name, seeds in (("late", (2, 3)), ("early", (0, 1))):
+        write_study(tmp_path / name, replace(study("fedncv"), seeds=seeds))
+    files = pack.contents([tmp_path / "late", tmp_path / "early"], seeds=2)
+    assert {name.split("-seed")[1][0] for name in files if "-seed" in name} == {"0", "1"}
+
+
 def test_parts_that_do_not_belong_together_are_refused(tmp_path, pack, parts):
     write_run(tmp_path / "c" / "cifar10" / "fedncv-seed0", study("fedncv").cells()[0].config, 0.5)
     other = write_study(tmp_path / "c", study("fedncv"), skip=("cifar10/fedncv-seed0",))

@@ -36,7 +36,9 @@ def joined(parts: list[Path]) -> Study:
         whole = replace(extend(whole, study, where=part), lr=rates)
     order = {method: i for i, method in enumerate(STUDIES[whole.name]().methods)}
     methods = tuple(sorted(whole.methods, key=lambda method: order.get(method, len(order))))
-    return replace(whole, methods=methods, settings=replace(whole.settings, data_dir=""))
+    return replace(
+        whole, methods=methods, seeds=tuple(sorted(whole.seeds)), settings=replace(whole.settings, data_dir="")
+    )
 
 
 def made_with(parts: list[Path]) -> dict[str, dict[str, str]]:
