@@ -122,6 +122,7 @@ def test_the_correction_reaches_the_optimum_that_fedavg_drifts_away_from(drift):
 
 
 def test_corrections_sum_to_zero_whoever_was_seen_and_however_unequal_alpha_is():
+    """e_u = alpha_u (c_u - c_bar) - sum_v p_v alpha_v (c_v - c_bar), with alpha_u = 0 for the client never seen."""
     problem = tiny(fedncv(drift="adaptive"), sizes=(20, 8, 12, 31, 9), per_round=2)
     state = train(problem, ids=[0, 1, 3], rounds=3)
     state = train(problem, ids=[1, 4], state=state)  # client 2 was never seen
@@ -131,6 +132,10 @@ def test_corrections_sum_to_zero_whoever_was_seen_and_however_unequal_alpha_is()
     p = problem.federation.sizes_N / problem.federation.sizes_N.sum()
     assert e_NP.abs().max() > 0.01
     assert_close(p @ e_NP, torch.zeros_like(e_NP[0]), atol=1e-12, rtol=0)
+    c, n = state.server.c, problem.federation.sizes_N
+    c_bar_P = sum(n[u] * c[u] for u in c) / sum(n[u] for u in c)
+    scaled = [state.server.alpha[u] * (c[u] - c_bar_P) if u in c else torch.zeros_like(c_bar_P) for u in range(5)]
+    assert_close(e_NP, torch.stack(scaled) - p @ torch.stack(scaled), rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("stream", ["", "arrivals:start=0.3,rate=0.1"])
