@@ -42,7 +42,7 @@ def test_a_column_at_another_protocol_has_nothing_of_the_paper_beside_it(tmp_pat
     variants = {"same": {"lr": 0.1}, "other": other}
     results = gathered(tmp_path, settings=AS_IN_PAPER, seeds=(0, 1), methods=("fedavg", "fedncv"), variants=variants)
     table = main_table(results)
-    rows = csv.DictReader(io.StringIO(to_csv(table, {})))
+    rows = csv.DictReader(io.StringIO(to_csv(table)))
     assert {row["column"] for row in rows if row["paper"]} == {"cifar10/same"}
     assert to_markdown(table).count("[") == 4  # two methods, before and after
     found = claims(results, table)
@@ -90,10 +90,16 @@ def test_equal_means_share_their_place(tmp_path):
 
 
 def test_the_csv_holds_every_cell(tmp_path):
-    results = gathered(tmp_path, settings=AS_IN_PAPER, datasets=("cifar10", "emnist"))
-    rows = list(csv.DictReader(io.StringIO(to_csv(main_table(results), {"cifar10": {"fedavg": 0.03}}))))
+    tuned = {"cifar10": {"fedavg": 0.03}}
+    results = gathered(tmp_path, settings=AS_IN_PAPER, datasets=("cifar10", "emnist"), lr=tuned)
+    rows = list(csv.DictReader(io.StringIO(to_csv(main_table(results)))))
     assert len(rows) == 2 * 2 * 3
-    assert rows[0]["lr"] == "0.03"
+    rates = {(row["dataset"], row["method"]): row["lr"] for row in rows}
+    assert (rates["cifar10", "fedavg"], rates["cifar10", "fedncv"], rates["emnist", "fedavg"]) == (
+        "0.03",
+        "0.01",
+        "0.01",
+    )
     by_hand = [run.last("before") for run in results.columns[0].runs["fedavg"]]
     assert float(rows[0]["mean"]) == pytest.approx(100 * sum(by_hand) / 3, abs=1e-4)
     assert (rows[0]["paper"], rows[0]["seeds"], rows[0]["missing_runs"]) == ("48.96", "3", "0")
@@ -248,6 +254,19 @@ def test_figures_page_and_csv_hold_the_same_numbers(tmp_path):
         expected = [(float(row["round"]), float(row["mean"])) for row in mine]
         assert [(p[0], p[3]) for p in charted[method]] == expected
         assert [(x, y / 100) for x, y in drawn[method]] == [pytest.approx(pair, rel=1e-5) for pair in expected]
+
+
+def test_what_an_earlier_report_had_and_this_one_has_not_is_gone(tmp_path):
+    """Gain and cost are of a study with one column, accuracy against clients of one that varies them."""
+    write_study(tmp_path, made_up_study())
+    write(tmp_path)
+    assert (tmp_path / "report" / "parts.md").exists()
+    for name in ("scale.png", "scale.svg"):
+        (tmp_path / "report" / name).touch()
+    write_study(tmp_path, made_up_study(datasets=("cifar10", "mnist")))
+    written = {path.name for path in write(tmp_path)[1:]}
+    assert {path.name for path in (tmp_path / "report").iterdir()} == written
+    assert not {"parts.md", "scale.png", "scale.svg"} & written
 
 
 def test_equal_results_give_equal_files(tmp_path):

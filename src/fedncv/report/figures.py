@@ -24,10 +24,11 @@ def save_all(results: Results, folder: Path) -> list[Path]:
     with mpl.rc_context(PLAIN):
         for name, draw in (("curves", curves), ("dots", dots), ("clients", clients), ("scale", scale)):
             figure = draw(results)
-            if figure is None:
-                continue
             for suffix, metadata in (("png", {"Software": None}), ("svg", {"Date": None})):
                 path = folder / f"{name}.{suffix}"
+                if figure is None:
+                    path.unlink(missing_ok=True)  # of an earlier report
+                    continue
                 figure.savefig(path, dpi=150, metadata=metadata)
                 written.append(path)
     return written

@@ -98,7 +98,7 @@ def percent(each: Summary) -> Summary:
 # ---- files ---------------------------------------------------------------------------------------------
 
 
-def to_csv(table: MainTable, lr: dict[str, dict[str, float]]) -> str:
+def to_csv(table: MainTable) -> str:
     """One line a cell, everything in it."""
     header = (
         "column", "dataset", "clients", "metric", "method", "seeds", "mean", "deviation", "low", "high", "place",
@@ -111,10 +111,11 @@ def to_csv(table: MainTable, lr: dict[str, dict[str, float]]) -> str:
             ours = entry.ours
             numbers = [_number(x) for x in ours[:4]] if ours else [""] * 4
             paper = [entry.paper.mean, entry.paper.deviation] if entry.paper else ["", ""]
+            rates = dict.fromkeys(run.config.lr for run in column.runs.get(method, []))
             lines.append(
                 (column.name, column.data, column.clients, metric, method, ours.num_seeds if ours else 0, *numbers,
                  entry.place or "", "yes" if entry.first else "no", *paper, entry.missing,
-                 lr.get(column.name, {}).get(method, ""))
+                 " ".join(f"{lr:g}" for lr in rates))
             )  # fmt: skip
     return write_csv(header, lines)
 

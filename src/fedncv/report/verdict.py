@@ -166,7 +166,7 @@ def _values(column: Column) -> Claim:
     if prior is not None and 100 * prior > best:
         why = (
             f"Every printed value is at most {best:.2f}, below the {100 * prior:.1f} that naming each client's "
-            "majority class reaches without learning: this column hardly comes from the partition that the paper states."
+            "majority class reaches without learning: this column hardly fits the partition that the paper states."
         )
     return Claim(where, paper, measured, verdict, why)
 

@@ -16,12 +16,11 @@ def write(folder: Path, *, target: float | None = None, allow: tuple[str, ...] =
     results = gather(folder, allow=allow)
     main = table.main_table(results)
     text = page(results, main, claims(results, main), target=target)
-    lr = results.study.lr if results.study else {}
     files = folder / FILES
     files.mkdir(exist_ok=True)
     contents = {
         folder / PAGE: text,
-        files / "table.csv": table.to_csv(main, lr),
+        files / "table.csv": table.to_csv(main),
         files / "table.md": table.to_markdown(main),
         files / "table.tex": table.to_latex(main),
         files / "parts.md": parts.to_markdown(results),
@@ -29,9 +28,11 @@ def write(folder: Path, *, target: float | None = None, allow: tuple[str, ...] =
         files / "clients.csv": series.clients_csv(results),
         files / "work.csv": series.work_csv(results, target),
     }
-    contents = {path: content for path, content in contents.items() if content}
     for path, content in contents.items():
+        if not content:
+            path.unlink(missing_ok=True)  # of an earlier report
+            continue
         temporary = path.with_name(path.name + ".new")
         temporary.write_text(content, encoding="utf-8")
         temporary.replace(path)
-    return [*contents, *save_all(results, files)]
+    return [*(path for path, content in contents.items() if content), *save_all(results, files)]
