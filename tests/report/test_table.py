@@ -129,6 +129,18 @@ def test_a_claim_about_a_method_that_was_not_run_is_open(tmp_path):
     assert "1 run" not in headline(results, main_table(results), found)
 
 
+def test_runs_without_a_test_sample_have_a_page_and_decide_nothing(tmp_path):
+    write_study(tmp_path, made_up_study(settings=AS_IN_PAPER))
+    for path in tmp_path.glob("*/*/metrics.jsonl"):
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        path.write_text(
+            "".join(json.dumps({k: v for k, v in row.items() if k in ("round", "loss")}) + "\n" for row in rows)
+        )
+    results = gather(tmp_path)
+    assert [claim.verdict for claim in claims(results, main_table(results))] == [OPEN, OPEN]
+    assert "no finished run of FedNCV with a score here" in write(tmp_path)[0].read_text()
+
+
 def test_a_column_below_the_label_prior_is_called_impossible(tmp_path):
     """The made-up prior is 55 %, above every value that the paper prints for CIFAR-100."""
     results = gathered(tmp_path, settings=AS_IN_PAPER, datasets=("cifar100",))
