@@ -119,3 +119,12 @@ def test_reaching_a_target_counts_what_was_spent_by_then():
     assert reached(rows, 0.5) == (2, 20, 14)
     assert reached(rows, 0.05) == (0, 0, 0)
     assert reached(rows, 0.8) is None
+
+
+@pytest.mark.parametrize("b", [{2: 0.4, 3: 0.3}, {1: 0.4, 2: 0.3}, {1: 0.6, 2: 0.1}])
+def test_with_fewer_than_two_seeds_in_common_nothing_is_tested(b):
+    """a leads in the mean; the seed they share may say otherwise, and is one seed."""
+    column = compare({"a": {0: 0.6, 1: 0.5}, "b": b})
+    assert column.order == ["a", "b"]
+    assert column.first is None
+    assert math.isnan(column.p)

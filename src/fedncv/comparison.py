@@ -110,7 +110,8 @@ def compare(methods: Mapping[str, Seeds]) -> Column:
     first = best if all(each.low > 0 for each in against.values()) else None
     level = [best, *(name for name, each in against.items() if not each.low > 0)]
     # all comparisons must hold at once, so the claim is as weak as its weakest one
-    worst = max((each.p if each.difference > 0 else 1.0 for each in against.values()), key=_nan_first)
+    ps = [1.0 if each.difference <= 0 and each.num_seeds > 1 else each.p for each in against.values()]
+    worst = max(ps, key=_nan_first)
     return Column(order, first, level, worst)
 
 
