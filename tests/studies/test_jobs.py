@@ -1,6 +1,7 @@
 """Groups of runs in several processes: the bytes of one process, every row told, and nothing lost when it stops."""
 
 import multiprocessing
+import re
 from dataclasses import replace
 
 import pytest
@@ -26,10 +27,13 @@ def metrics(folders):
 
 def test_runs_end_as_in_one_process_and_one_that_fails_stops_no_other(tmp_path):
     alone, apart = (prepare(tmp_path / name, CELLS[:2]) for name in ("alone", "apart"))
-    (lost,) = prepare(tmp_path / "apart", [Cell("lost", replace(CONFIG, data="mnist", data_dir=str(tmp_path)))])
+    gone = [(data, replace(CONFIG, data=data, data_dir=str(tmp_path))) for data in ("mnist", "cifar10")]
+    lost = prepare(tmp_path / "apart", [Cell(f"lost-{data}", config) for data, config in gone])
     rows = {}
-    with pytest.raises(JobError, match=f"lost: .*mnist.*{tmp_path}.*the other runs are done"):
-        run_groups(alike([lost, *apart]), 2, quiet(lambda config, row: rows.setdefault(config, []).append(row)))
+    with pytest.raises(JobError) as error:
+        run_groups(alike([*lost, *apart]), 2, quiet(lambda config, row: rows.setdefault(config, []).append(row)))
+    for data, _ in gone:
+        assert re.search(f"lost-{data}: .*{data}.*{tmp_path}", str(error.value))
     run_cells(alone, quiet())
     assert metrics(apart) == metrics(alone)
     assert rows == {run.config: run.rows for run in map(read_run, apart)}

@@ -32,7 +32,6 @@ from fedncv.studies.study import FILE, Cell, Study, Tuning, extend, read_study, 
 from fedncv.studies.tuning import tune
 
 NAMED = 5  # unfinished runs that a message names
-ALL_BUT_ONE = "; the other runs are done, and the same command tries again"  # not so where several could not go on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +182,7 @@ def _run_side_by_side(folders: list[Path], jobs: int, watch: Watch) -> None:
     try:
         run_groups(alike(folders), jobs, watch)
     except JobError as error:
-        why = str(error).removesuffix(ALL_BUT_ONE)
+        why = str(error)
         runs = [run for run in map(read_run, folders) if run.status == "unfinished"]
         left = [f"{run.folder} after round {run.rounds} of {run.config.rounds}" for run in runs[:NAMED]]
         more = f" and {len(runs) - NAMED} more" if len(runs) > NAMED else ""

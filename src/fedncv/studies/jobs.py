@@ -4,6 +4,7 @@ What happens in a process is told to the one that watches, in the order in which
 every process as it stops a single one: nothing is lost, and the same command goes on.
 """
 
+import contextlib
 import multiprocessing
 import queue
 import signal
@@ -18,7 +19,7 @@ PAUSE = 0.1  # seconds between two looks at the processes
 
 
 class JobError(ValueError):
-    """A process could not go on; the message says why."""
+    """Some processes could not go on; the message says why, of each."""
 
 
 def run_groups(groups: list[list[Path]], jobs: int, watch: Watch) -> None:
@@ -43,11 +44,12 @@ def run_groups(groups: list[list[Path]], jobs: int, watch: Watch) -> None:
     except BaseException:
         for process in running:
             process.terminate()
-        for process in running:
-            process.join()
+        while any(process.is_alive() for process in running):
+            with contextlib.suppress(queue.Empty):  # a process ends when all it had to tell was taken
+                told.get(timeout=PAUSE)
         raise
     if failed:
-        raise JobError(f"{failed[0]}; the other runs are done, and the same command tries again")
+        raise JobError("; ".join(failed))
 
 
 def _listen(told: Any, watch: Watch, failed: list[str]) -> None:
