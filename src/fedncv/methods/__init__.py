@@ -146,12 +146,12 @@ def find_method(text: str) -> Method:
     >>> find_method("fedprox:mu=0.1+prior").reveals
     {'delta_P': "the client's model update"}
     """
-    (name, knobs), *switches = _parts(text)
-    entry = METHODS[name]
+    (base, knobs), *switches = _parts(text)
+    entry = METHODS[base]
     method = entry.make() if entry.config is None else entry.make(entry.config(**knobs))
     for name, knobs in switches:
         if name in method.switches:
-            raise ValueError(f"{text!r} has {name!r} already; set its knobs there, or name the switch once")
+            raise ValueError(f"{base!r} has {name!r} already; set its knobs there, or name the switch once")
         method = SWITCHES[name].apply(method, SWITCHES[name].config(**knobs))
     return method
 
