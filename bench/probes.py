@@ -227,7 +227,7 @@ def taken_apart(layers: Listening, problem: Problem, at: Standing, chunk: Any) -
         if isinstance(one, Outer)
     ]
     pieces: dict[str, Callable[[], Any]] = {
-        "all of it": lambda: layer_gradients.add(into, *given, sizes),
+        "all of it": lambda: layer_gradients.add(into, layout, layer_gradients.listen(*given), sizes),
         "forward and backward": lambda: layer_gradients.listen(*given),
         "windows": lambda: [layer_gradients.windows(layer, a) for layer, a, _ in convolutions],
         "windows' products": lambda: [

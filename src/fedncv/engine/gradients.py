@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedncv.engine.layer_gradients import Listening, Sums, add, layers_of, sum_by_client
+from fedncv.engine.layer_gradients import Listening, Sums, add, layers_of, listen, sum_by_client
 from fedncv.engine.problem import Arrival, Problem, State, arrivals
 from fedncv.flat import Layout, Model
 from fedncv.tasks import Task
@@ -136,8 +136,8 @@ def of_layers(
     total_KP = y_P.new_zeros(len(parts), layout.num_parameters)
     squares_KL = y_P.new_zeros(len(parts), len(layout.names), dtype=torch.float64)
     for here, sizes, x, target, offset_BC in chunks(inputs, at, parts, size):
-        into = Sums(total_KP[here], squares_KL[here])
-        add(into, layers, task, y_P, at.buffers_R, x, target, offset_BC, sizes)
+        calls = listen(layers, task, y_P, at.buffers_R, x, target, offset_BC)
+        add(Sums(total_KP[here], squares_KL[here]), layout, calls, sizes)
     mean_KP = total_KP / n_K[:, None].to(y_P.dtype)
     spread_KL = (squares_KL - n_K[:, None] * by_layer(mean_KP, layout)).clamp(min=0)
     return mean_KP, torch.where(n_K[:, None] > 1, spread_KL, 0.0)  # a single sample has none, whatever the rounding

@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedncv.flat import Model
+from fedncv.flat import Layout, Model
 from fedncv.tasks import Task
 
 Norm = (nn.BatchNorm1d, nn.BatchNorm2d)
@@ -58,6 +58,7 @@ class Sums(NamedTuple):
 
 
 Listening = tuple[Model, dict[str, list[Heard]]]
+Calls = dict[str, tuple[Heard, Tensor]]
 
 _TRIED: WeakKeyDictionary[Model, tuple[Listening, int] | None] = WeakKeyDictionary()
 
@@ -124,7 +125,7 @@ def understood(to: Listening, task: Task, y_P: Tensor, buffers_R: Tensor, x: Ten
     layout = to[0].layout
     found = Sums(y_P.new_zeros(1, len(y_P)), y_P.new_zeros(1, len(layout.names), dtype=torch.float64))
     try:
-        add(found, to, task, y_P, buffers_R, x, target, None, [len(x)])
+        add(found, layout, listen(to, task, y_P, buffers_R, x, target, None), [len(x)])
     except (LookupError, RuntimeError):
         return False
     with torch.enable_grad():
@@ -135,24 +136,12 @@ def understood(to: Listening, task: Task, y_P: Tensor, buffers_R: Tensor, x: Ten
     return torch.allclose(found.total_KP[0], whole_P, rtol=1e-3, atol=1e-3 * float(whole_P.abs().max()))
 
 
-def add(
-    into: Sums,
-    to: Listening,
-    task: Task,
-    y_P: Tensor,
-    buffers_R: Tensor,
-    x: Tensor,
-    target: Tensor,
-    offset_BC: Tensor | None,
-    sizes: list[int],
-) -> None:
+def add(into: Sums, layout: Layout, calls: Calls, sizes: list[int]) -> None:
     """Adds the sums of the samples' own gradients, which lie client by client, so many of each.
 
     Each client has products and sums over its own samples: no work grows with clients times samples, and nothing
     waits for the device.
     """
-    layout = to[0].layout
-    calls = listen(to, task, y_P, buffers_R, x, target, offset_BC)
     named = {f"{name}.{kind}": each for name, call in calls.items() for kind, each in of_layer(*call).items()}
     each_L = [named[name] for name in layout.names]  # a LookupError where a layer was not heard, or twice
     columns_L = torch.split(into.total_KP, [shape.numel() for shape in layout.shapes], dim=1)
@@ -176,7 +165,7 @@ def listen(
     x: Tensor,
     target: Tensor,
     offset_BC: Tensor | None,
-) -> dict[str, tuple[Heard, Tensor]]:
+) -> Calls:
     """Every layer that was heard once, and d of all samples."""
     model, heard = to
     heard.clear()
@@ -213,8 +202,8 @@ def of_layer(call: Heard, d: Tensor) -> dict[str, Each]:
 def windows(layer: nn.Conv2d, a: Tensor) -> Tensor:
     """What the kernel lies on at each place, [B, numbers of a kernel, places].
 
-    One copy of a strided view. F.unfold gives the same, but on a GPU launches a kernel for every sample, 90,000 for
-    45,000 samples of LeNet5; on a CPU it is slower too.
+    One copy of a strided view. F.unfold gives the same and is slower on a CPU (`bench/probes.py --ways`); on a GPU it
+    launches, by torch's source, a kernel for every sample.
     """
     (high, wide), (down, right), padding = layer.kernel_size, layer.dilation, layer.padding
     assert not isinstance(padding, str)

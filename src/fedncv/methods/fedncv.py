@@ -22,7 +22,7 @@ of those seen: known before the draw as well, and closer than zero.
 
 alpha_u* makes one client's gradient least noisy. The default is 1 all the same: what a smaller alpha_u leaves behind is
 drift, which does not average out. With alpha = 1 an update no longer resembles the client's last one, so the memory of
-h_u has nothing to give and is off; without the correction it is worth having (docs/results/README.md).
+h_u has nothing to give and is off; without the correction it lowers the noise of sampling (docs/gallery.md).
 
 After Chen et al., "Taming Gradient Variance in Federated Learning with Networked Control Variates"; the literal
 reading is fedncv_paper.py. Everything off is FedAvg to the last bit. Special cases: beta = 1 with equal sizes FedVARP,
