@@ -1,9 +1,10 @@
 """What a round of every method takes, relative to FedAvg, on the CIFAR-10 study.
 
     python bench/methods.py --device cuda --seeds 5 --rounds 5 --ratio 1.25
-    python bench/methods.py --device cuda --methods fedavg scaffold moon
+    python bench/methods.py --device cuda --methods scaffold moon --profile
 
-The rounds are run twice, and timed the second time: the first time records the graphs. ``--ratio`` is between
+Each method's rounds are timed in turn with FedAvg's: a round of one, the same round of the other, so that a machine
+that slows down slows both. The rounds are run once before, which records the graphs. ``--ratio`` is between
 neighbouring bucket sizes: 1.25 in place of the engine's 1.08 halves the number of recordings.
 """
 
@@ -12,8 +13,11 @@ import time
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from study import images, machine, problems
+from throughput import profile, wait
 
 from fedncv.engine.problem import DivergedError, Problem, start
 from fedncv.engine.stacked import StackedEngine
@@ -29,23 +33,33 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--ratio", type=float, default=RATIO)
     parser.add_argument("--methods", nargs="+", default=list(METHODS))
+    parser.add_argument("--profile", action="store_true", help="where the time of one round goes, FedAvg's first")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     print(machine())
     settings = {"device": arguments.device, "per_round": arguments.per_round, "rounds": arguments.rounds + 1}
-    made, base = problems(arguments.seeds, data=images(), **settings), 0.0
-    names = ["fedavg", *[name for name in arguments.methods if name != "fedavg"]]
-    print(f"{'method':20s} {'s a round':>10s} {'of FedAvg':>10s} {'start-up':>9s}")
-    for name in names:
-        began = time.perf_counter()
+    made = problems(arguments.seeds, data=images(), **settings)
+    base, base_start_up = recorded(made, arguments.rounds, arguments.ratio)
+    print(f"FedAvg recorded in {base_start_up:.1f} s; of each round: the median, and the middle half of the rounds")
+    print(f"{'method':30s} {'s a round':>10s} {'FedAvg':>8s} {'of FedAvg':>10s} {'middle half':>14s} {'start-up':>9s}")
+    for name in [name for name in arguments.methods if name != "fedavg"]:
         try:
-            seconds = round_time([of_method(problem, name) for problem in made], arguments)
+            engine, start_up = recorded(
+                [of_method(problem, name) for problem in made], arguments.rounds, arguments.ratio
+            )
+            ours, theirs = in_turn([engine, base], arguments.rounds)
         except (RuntimeError, ValueError, DivergedError) as error:
-            print(f"{name:20s} {str(error).splitlines()[0][:90]}", flush=True)
+            print(f"{name:30s} {str(error).splitlines()[0][:90]}", flush=True)
             continue
-        base = base or seconds
-        whole = time.perf_counter() - began - arguments.rounds * seconds
-        print(f"{name:20s} {seconds:10.4f} {seconds / base:10.2f} {whole:8.1f}s", flush=True)
+        low, middle, high = np.quantile(ours / theirs, (0.25, 0.5, 0.75))
+        print(
+            f"{name:30s} {ours.mean():10.4f} {theirs.mean():8.4f} {middle:10.3f} {low:7.3f}-{high:.3f} {start_up:8.1f}s",
+            flush=True,
+        )
+        if arguments.profile:
+            for each in (base, engine):
+                profile(each, advanced(each, [start(problem) for problem in each.problems]))
+        del engine
 
 
 def of_method(problem: Problem, name: str) -> Problem:
@@ -53,19 +67,27 @@ def of_method(problem: Problem, name: str) -> Problem:
     return problem._replace(config=replace(problem.config, method=name), method=find_method(name))
 
 
-def round_time(made: list[Problem], arguments: argparse.Namespace) -> float:
-    device = made[0].model.start_P.device
-    engine, rounds, began = StackedEngine(made, ratio=arguments.ratio), int(arguments.rounds), 0.0
-    for _ in range(2):
-        states = [start(problem) for problem in made]
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        began = time.perf_counter()
-        for _ in range(rounds):
-            states = advanced(engine, states)
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return (time.perf_counter() - began) / rounds
+def recorded(made: list[Problem], rounds: int, ratio: float) -> tuple[StackedEngine, float]:
+    """An engine that has run these rounds once, and the seconds that took."""
+    began = time.perf_counter()
+    engine, states = StackedEngine(made, ratio=ratio), [start(problem) for problem in made]
+    for _ in range(rounds):
+        states = advanced(engine, states)
+    wait(engine.device)
+    return engine, time.perf_counter() - began
+
+
+def in_turn(engines: list[StackedEngine], rounds: int) -> NDArray[np.float64]:
+    """Seconds of every round of each engine; the one that begins changes."""
+    states = [[start(problem) for problem in engine.problems] for engine in engines]
+    spent = np.zeros((len(engines), rounds))
+    for t in range(rounds):
+        for i in range(len(engines)) if t % 2 else reversed(range(len(engines))):
+            began = time.perf_counter()
+            states[i] = advanced(engines[i], states[i])
+            wait(engines[i].device)
+            spent[i, t] = time.perf_counter() - began
+    return spent
 
 
 def advanced(engine: StackedEngine, states: list[Any]) -> list[Any]:
