@@ -217,7 +217,6 @@ def taken_apart(layers: Listening, problem: Problem, at: Standing, chunk: Any) -
     given = (layers, task, at.y_P, at.buffers_R, x, target, offset_BC)
     calls = layer_gradients.listen(*given)
     convolutions = [(call.layer, call.given, d) for call, d in calls.values() if isinstance(call.layer, nn.Conv2d)]
-    seen = [layer_gradients.windows(layer, a) for layer, a, _ in convolutions]
     others = [(call, d) for call, d in calls.values() if not isinstance(call.layer, nn.Conv2d)]
     each = [each for call, d in calls.values() for each in layer_gradients.of_layer(call, d).values()]
     made = [one for one in each if isinstance(one, Tensor)]
@@ -229,10 +228,8 @@ def taken_apart(layers: Listening, problem: Problem, at: Standing, chunk: Any) -
     pieces: dict[str, Callable[[], Any]] = {
         "all of it": lambda: layer_gradients.add(into, layout, layer_gradients.listen(*given), sizes),
         "forward and backward": lambda: layer_gradients.listen(*given),
-        "windows": lambda: [layer_gradients.windows(layer, a) for layer, a, _ in convolutions],
-        "windows' products": lambda: [
-            d.flatten(2) @ windows.transpose(1, 2) for (*_, d), windows in zip(convolutions, seen, strict=True)
-        ],
+        "pieces of rows": lambda: [layer_gradients.row_pieces(layer, a).flatten(1, 2) for layer, a, _ in convolutions],
+        "the same, and products": lambda: [layer_gradients.kernel_gradients(*each) for each in convolutions],
         "BatchNorm and biases": lambda: [
             *(d.flatten(2).sum(2) for *_, d in convolutions),
             *(layer_gradients.of_layer(call, d) for call, d in others),
@@ -257,11 +254,10 @@ def convolution(name: str, layer: nn.Conv2d, a: Tensor, d: Tensor) -> None:
     def columns() -> Tensor:  # windows of one row high, [B, C wide, H, wide_out]
         return a.unfold(3, wide, 1).permute(0, 1, 4, 2, 3).reshape(B, C * wide, H, wide_out)
 
-    def rows() -> Tensor:
-        """A product for each row of the kernel: no number is copied more than ``wide`` times."""
-        u = columns()
-        each = [d.flatten(2) @ u[:, :, i : i + high_out].flatten(2).transpose(1, 2) for i in range(high)]
-        return torch.stack(each, 1).view(B, high, D, C, wide).permute(0, 2, 3, 1, 4).reshape(B, -1)
+    def windows() -> Tensor:
+        """All that the kernel lies on, one strided copy, and one product."""
+        seen = a.unfold(2, high, 1).unfold(3, wide, 1).permute(0, 1, 4, 5, 2, 3).flatten(4).flatten(1, 3)
+        return (d.flatten(2) @ seen.transpose(1, 2)).flatten(1)
 
     def both() -> Tensor:
         """d moved along the rows of the kernel, a along its columns: a product of D high with C wide."""
@@ -275,14 +271,14 @@ def convolution(name: str, layer: nn.Conv2d, a: Tensor, d: Tensor) -> None:
         return g.view(C, B, D, high * wide).permute(1, 2, 0, 3).reshape(B, -1)
 
     kinds: dict[str, Callable[[], Tensor]] = {
-        "windows": lambda: (d.flatten(2) @ layer_gradients.windows(layer, a).transpose(1, 2)).flatten(1),
+        "rows": lambda: layer_gradients.kernel_gradients(layer, a, d),
+        "windows": windows,
         "F.unfold": lambda: (d.flatten(2) @ F.unfold(a, (high, wide)).transpose(1, 2)).flatten(1),
-        "rows": rows,
         "rows and columns": both,
         "groups": groups,
     }
     print(f"gradients of {name}, {C} x {high} x {wide} to {D} at {high_out} x {wide_out} places:")
-    first = kinds["windows"]()
+    first = kinds["rows"]()
     for way, work in kinds.items():
         try:
             off = float((work() - first).norm() / first.norm())

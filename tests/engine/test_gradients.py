@@ -12,7 +12,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from fedncv.engine import gradients
-from fedncv.engine.layer_gradients import layers_of, listening, understood, windows
+from fedncv.engine.layer_gradients import kernel_gradients, layers_of, listening, understood
 from fedncv.flat import Model
 from fedncv.tasks import TASKS
 
@@ -203,7 +203,11 @@ def test_a_chunk_says_whose_samples_it_holds():
     "shape",
     [{}, {"stride": (2, 1)}, {"padding": (0, 2)}, {"dilation": (1, 3)}, {"stride": 3, "padding": 1, "dilation": 2}],
 )
-def test_windows_are_those_of_unfold(shape):
-    layer, a = nn.Conv2d(2, 1, (2, 3), **shape), torch.arange(3 * 2 * 9 * 11.0).view(3, 2, 9, 11)
-    expected = F.unfold(a, layer.kernel_size, layer.dilation, layer.padding, layer.stride)
-    assert torch.equal(windows(layer, a), expected)
+def test_kernel_gradients_are_those_of_autograd(shape):
+    layer = nn.Conv2d(2, 4, (2, 3), dtype=torch.float64, **shape)
+    a_B = torch.randn(3, 2, 9, 11, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    gives_B = layer(a_B)
+    d_B = torch.randn(gives_B.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    expected = [torch.autograd.grad(layer(a[None]), layer.weight, d[None])[0] for a, d in zip(a_B, d_B, strict=True)]
+    found = kernel_gradients(layer, a_B, d_B)
+    torch.testing.assert_close(found, torch.stack(expected).flatten(1), rtol=1e-12, atol=1e-12)

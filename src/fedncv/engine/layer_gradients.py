@@ -191,7 +191,7 @@ def of_layer(call: Heard, d: Tensor) -> dict[str, Each]:
             raise LookupError("a linear layer that sees more than one row a sample")
         weight, bias_Bo = Outer(d, a), d
     elif isinstance(layer, nn.Conv2d):
-        weight = (d.flatten(2) @ windows(layer, a).transpose(1, 2)).flatten(1)
+        weight = kernel_gradients(layer, a, d)
         bias_Bo = d.flatten(2).sum(2)
     else:
         weight = (d * a).flatten(2).sum(2) if a.dim() > 2 else d * a
@@ -199,19 +199,29 @@ def of_layer(call: Heard, d: Tensor) -> dict[str, Each]:
     return {"weight": weight, "bias": bias_Bo}
 
 
-def windows(layer: nn.Conv2d, a: Tensor) -> Tensor:
-    """What the kernel lies on at each place, [B, numbers of a kernel, places].
+def kernel_gradients(layer: nn.Conv2d, a: Tensor, d: Tensor) -> Tensor:
+    """The samples' gradients of a convolution's kernel: a product for each of the kernel's rows.
 
-    One copy of a strided view. F.unfold gives the same and is slower on a CPU (`bench/probes.py --ways`); on a GPU it
-    launches, by torch's source, a kernel for every sample.
+    What one row lies on is laid out once, and all rows take their share of it. Whole windows, as `F.unfold` makes them,
+    are ``high`` times as much to copy; `bench/probes.py --ways` times these and other ways.
     """
-    (high, wide), (down, right), padding = layer.kernel_size, layer.dilation, layer.padding
+    pieces = row_pieces(layer, a).flatten(1, 2)
+    (high, wide), down, stride = layer.kernel_size, layer.dilation[0], layer.stride[0]
+    last = stride * (d.shape[2] - 1) + 1
+    each = [
+        d.flatten(2) @ pieces[:, :, i : i + last : stride].flatten(2).transpose(1, 2)
+        for i in range(0, down * high, down)
+    ]
+    return torch.stack(each, dim=2).unflatten(3, (-1, wide)).transpose(2, 3).flatten(1)
+
+
+def row_pieces(layer: nn.Conv2d, a: Tensor) -> Tensor:
+    """What a row of the kernel lies on at each place, a view: [B, channels, wide, rows of a, places in a row]."""
+    wide, right, padding = layer.kernel_size[1], layer.dilation[1], layer.padding
     assert not isinstance(padding, str)
     if any(padding):
         a = F.pad(a, (padding[1], padding[1], padding[0], padding[0]))
-    rows = a.unfold(2, down * (high - 1) + 1, layer.stride[0])
-    seen = rows.unfold(3, right * (wide - 1) + 1, layer.stride[1])[..., ::down, ::right]
-    return seen.permute(0, 1, 4, 5, 2, 3).flatten(4).flatten(1, 3)
+    return a.unfold(3, right * (wide - 1) + 1, layer.stride[1])[..., ::right].permute(0, 1, 4, 2, 3)
 
 
 def add_products(into_Koi: Tensor, each: Outer, sizes: list[int]) -> None:
@@ -238,9 +248,8 @@ def sample_bytes(to: Listening, y_P: Tensor, buffers_R: Tensor, x: Tensor) -> in
     model.forward(y_P, buffers_R, x, mode="eval")
     kept, largest = 0, 0
     for call, *_ in heard.values():
-        places = call.gives[:, 0].numel()
-        seen = call.layer.weight[0].numel() * places if isinstance(call.layer, nn.Conv2d) else call.given.numel()
+        seen = row_pieces(call.layer, call.given) if isinstance(call.layer, nn.Conv2d) else call.given
         kept += call.given.numel() + 2 * call.gives.numel()
-        largest = max(largest, seen, call.gives.numel())
+        largest = max(largest, seen.numel(), call.gives.numel())
     heard.clear()
     return max(largest, (kept + largest) // 4) * y_P.element_size() // len(x)
