@@ -16,13 +16,17 @@ FIG3 = (
 # Beside the paper's methods: no federation at all, the paper's equations as printed, and what the label prior
 # alone does for the shared-head methods, so that the table shows what the control variates add.
 BESIDE = ("local", "fedncv-paper", "fedavg+prior", "fedavgm+prior", "scaffold+prior")
-# What `fedncv study table1 --tune` chose (docs/results/table1.tar.xz), where it is not the protocol's 0.01
+# Where it is not the protocol's 0.01: what `--tune` chose in `fedncv study table1` (docs/results/table1.tar.xz), in fig3
+# for fedavgm and in `ablation --tuning-seeds 1` for fedvarp and scaffold+momentum
 TUNED_ON_CIFAR10 = {
     "fedavg": 0.03,
     "fedprox": 0.03,
     "fedper": 0.03,
     "scaffold": 0.03,
     "scaffold+prior": 0.03,
+    "scaffold+momentum": 0.03,
+    "fedavgm": 0.03,
+    "fedvarp": 0.03,
     "fedrep": 0.1,
     "local": 0.03,
 }
@@ -145,7 +149,7 @@ def ablation() -> Study:
 
 def robustness() -> Study:
     """Other skews, other numbers of clients, other draws, with everything else as tuned on Table 1's CIFAR-10."""
-    methods = ("fedncv", "fedavg", "fedper", "pfedsim", "fedavg+prior", "fedavgm+prior", "scaffold+prior", "local")
+    methods = (*TABLE1, "local", "fedavg+prior", "fedavgm+prior", "scaffold+prior")
     variants: dict[str, dict[str, Any]] = {
         "alpha-0.05": {"partition": "dirichlet:alpha=0.05"},
         "alpha-0.3": {"partition": "dirichlet:alpha=0.3"},
