@@ -52,10 +52,8 @@ def main() -> None:
             print(f"{name:30s} {str(error).splitlines()[0][:90]}", flush=True)
             continue
         low, middle, high = np.quantile(ours / theirs, (0.25, 0.5, 0.75))
-        print(
-            f"{name:30s} {ours.mean():10.4f} {theirs.mean():8.4f} {middle:10.3f} {low:7.3f}-{high:.3f} {start_up:8.1f}s",
-            flush=True,
-        )
+        times = f"{ours.mean():10.4f} {theirs.mean():8.4f} {middle:10.3f} {low:7.3f}-{high:.3f} {start_up:8.1f}s"
+        print(f"{name:30s} {times}", flush=True)
         if arguments.profile:
             for each in (base, engine):
                 profile(each, advanced(each, [start(problem) for problem in each.problems]))

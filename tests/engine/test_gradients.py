@@ -6,7 +6,6 @@ from typing import ClassVar
 
 import pytest
 import torch
-import torch.nn.functional as F
 from federations import Tiny, tiny
 from torch import nn
 from torch.testing import assert_close

@@ -212,7 +212,8 @@ def kernel_gradients(layer: nn.Conv2d, a: Tensor, d: Tensor) -> Tensor:
         d.flatten(2) @ pieces[:, :, i : i + last : stride].flatten(2).transpose(1, 2)
         for i in range(0, down * high, down)
     ]
-    return torch.stack(each, dim=2).unflatten(3, (-1, wide)).transpose(2, 3).flatten(1)
+    g = torch.stack(each, dim=2)
+    return g.view(*g.shape[:3], -1, wide).transpose(2, 3).flatten(1)
 
 
 def row_pieces(layer: nn.Conv2d, a: Tensor) -> Tensor:

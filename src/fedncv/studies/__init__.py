@@ -16,8 +16,8 @@ FIG3 = (
 # Beside the paper's methods: no federation at all, the paper's equations as printed, and what the label prior
 # alone does for the shared-head methods, so that the table shows what the control variates add.
 BESIDE = ("local", "fedncv-paper", "fedavg+prior", "fedavgm+prior", "scaffold+prior")
-# Where it is not the protocol's 0.01: what `--tune` chose in `fedncv study table1` (docs/results/table1.tar.xz), in fig3
-# for fedavgm and in `ablation --tuning-seeds 1` for fedvarp and scaffold+momentum
+# Where it is not the protocol's 0.01: what `--tune` chose in `fedncv study table1` (docs/results/table1.tar.xz), for
+# fedavgm in fig3, and for fedvarp and scaffold+momentum in `fedncv study ablation --tune --tuning-seeds 1`
 TUNED_ON_CIFAR10 = {
     "fedavg": 0.03,
     "fedprox": 0.03,
