@@ -1,5 +1,6 @@
 """Studies as values and files: which runs, where, and what may be added to them."""
 
+import json
 import tarfile
 import tomllib
 from dataclasses import replace
@@ -10,7 +11,16 @@ import pytest
 from fedncv.config import Settings
 from fedncv.data import DATASETS
 from fedncv.methods import METHODS
-from fedncv.studies import FIG3, STUDIES, TABLE1, TUNED_ON_CIFAR10, TUNED_ON_FASHION_MNIST, cost, present
+from fedncv.studies import (
+    FIG3,
+    STUDIES,
+    TABLE1,
+    TUNED_FOR_ABLATION,
+    TUNED_ON_CIFAR10,
+    TUNED_ON_FASHION_MNIST,
+    cost,
+    present,
+)
 from fedncv.studies.cost import expected_samples, measured_samples
 from fedncv.studies.study import FILE, Study, Tuning, extend, read_study, to_toml
 from fedncv.studies.tuning import choose
@@ -50,6 +60,16 @@ def test_learning_rates_are_those_that_tuning_chose_for_table_1():
         chosen = tomllib.load(archive.extractfile("table1/study.toml"))["lr"]
     for data, tuned in (("cifar10", TUNED_ON_CIFAR10), ("fashion_mnist", TUNED_ON_FASHION_MNIST)):
         assert tuned == {method: lr for method, lr in chosen[data].items() if lr != Settings().lr}
+
+
+def test_learning_rates_are_those_that_tuning_chose_for_the_ablation():
+    scores: dict[str, dict[float, float]] = {}
+    for line in (Path(__file__).parents[2] / "docs" / "results" / "ablation_tuning.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        scores.setdefault(row["method"], {})[row["lr"]] = row["before"]
+    assert set(scores) <= set(STUDIES["ablation"]().methods)
+    chosen = {method: choose(of_rates) for method, of_rates in scores.items()}
+    assert TUNED_FOR_ABLATION == {method: lr for method, lr in chosen.items() if lr != Settings().lr}
 
 
 def test_a_method_that_is_added_runs_as_it_was_tuned():
