@@ -40,6 +40,7 @@ from fedncv.observatory import at_model
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--engine", default="auto", help="compiled: layers compiled for the CPU")
     parser.add_argument("--data", default="", help="a dataset, such as cifar10; empty: pixels are drawn")
     parser.add_argument("--method", default="fedavg")
     parser.add_argument("--seeds", type=int, default=5)
@@ -56,7 +57,7 @@ def main() -> None:
         intervals(problems(1)[0].clients.sizes.astype(float))
         return
     data = load(arguments.data) if arguments.data else images(arguments.samples)
-    settings = {"method": arguments.method, "device": arguments.device, "clients": arguments.clients}
+    settings = {name: getattr(arguments, name) for name in ("method", "device", "engine", "clients")}
     made = problems(arguments.seeds, data=data, rounds=arguments.rounds, **settings)
     print(f"{machine()}; {arguments.data or 'drawn pixels'}, {arguments.method}", flush=True)
     if arguments.ways:

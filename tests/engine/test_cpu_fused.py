@@ -15,7 +15,7 @@ from torch.testing import assert_close
 
 from fedncv.config import RunConfig
 from fedncv.data import Dataset
-from fedncv.engine import cpu_library
+from fedncv.engine import cpu_library, gradients
 from fedncv.engine.choose import SequentialEngine, engine_for
 from fedncv.engine.cpu_fused import FusedConv, fuse, fused, lanes
 from fedncv.engine.cpu_library import library
@@ -237,6 +237,19 @@ def test_processes_give_the_bits_of_one_process():
         expected, expected_row = run_round(problem, start(problem))
         same(state, expected)
         assert row == expected_row
+
+
+@needs_compiler
+def test_probes_of_a_compiled_model_come_from_layers_with_the_bits_of_the_plain_one(monkeypatch):
+    monkeypatch.setattr(gradients, "of_samples", None)
+    problems = [study("fedncv", seed=seed) for seed in (0, 1)]
+    states, ours = [run_round(problem, start(problem))[0] for problem in problems], list(map(fused, problems))
+    assert all(map(has_compiled, ours))
+    expected = SequentialEngine(problems).gradients(states)
+    same(tuple(SequentialEngine(ours).gradients(states)), tuple(expected))
+    if can_fork():
+        with ProcessesEngine(ours, workers=1) as engine:
+            same(tuple(engine.gradients(states)), tuple(expected))
 
 
 @needs_compiler

@@ -7,6 +7,7 @@ vector holds one pixel of many samples (cpu_block.c), which is as good for three
 import ctypes
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +22,8 @@ from fedncv.keys import key_for
 
 VECTOR_BYTES = 64
 TRIAL = 5  # samples on which both models are compared before the compiled one is trusted
+
+_PLAIN: WeakKeyDictionary[Model, Model] = WeakKeyDictionary()
 
 
 class Block(torch.autograd.Function):
@@ -156,9 +159,15 @@ def fused(problem: Problem) -> Problem:
     if not fused_layers or library(problem.dtype) is None:
         return problem
     index = torch.arange(min(TRIAL, len(problem.dataset.x)))
-    return (
-        problem._replace(model=other) if agree(model, other, problem.dataset.inputs(index, problem.dtype)) else problem
-    )
+    if not agree(model, other, problem.dataset.inputs(index, problem.dtype)):
+        return problem
+    _PLAIN[other] = model
+    return problem._replace(model=other)
+
+
+def unfused(model: Model) -> Model:
+    """The model that ``fused`` was given, with torch's layers; any other as it is."""
+    return _PLAIN.get(model, model)
 
 
 def agree(model: Model, other: Model, inputs: Tensor) -> bool:

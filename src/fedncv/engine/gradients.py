@@ -12,9 +12,9 @@ The mode is "eval". With the statistics of a batch, BatchNorm makes the loss of 
 its batch, and a sample has no gradient of its own; with the running statistics it has. Dropout is off.
 
 Where a model is made of layers that layer_gradients knows, no sample's gradient is ever made; otherwise all of them
-are, by vmap of grad. Either way in chunks whose largest array has at most ``CHUNK_BYTES``, on a GPU an eighth of what
-is free if that is less (about four such arrays live at a time); beside them the clients' mean gradients are kept,
-N x P numbers.
+are, by vmap of grad. (Compiled layers are for training; here the model has torch's own.) Either way in chunks whose
+largest array has at most ``CHUNK_BYTES``, on a GPU an eighth of what is free if that is less (about four such arrays
+live at a time); beside them the clients' mean gradients are kept, N x P numbers.
 
 Shapes: N all clients, K some of them, B samples of a chunk, P parameters, L layers (the layout's names).
 """
@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedncv.engine.cpu_fused import unfused
 from fedncv.engine.layer_gradients import Listening, Sums, add, layers_of, listen, sum_by_client
 from fedncv.engine.problem import Arrival, Problem, State, arrivals
 from fedncv.flat import Layout, Model
@@ -69,7 +70,7 @@ def of_client(problem: Problem, round: int, arrival: Arrival) -> Moments:
     _, offset_C = problem.method.predict(ask, y_P, down, kept.own)
     index = torch.from_numpy(problem.clients.train[u])
     at = Standing(y_P, buffers_R, None if offset_C is None else offset_C[None])
-    return moments(problem.model, problem.task, _inputs(problem), at, [index])
+    return moments(unfused(problem.model), problem.task, _inputs(problem), at, [index])
 
 
 def _inputs(problem: Problem) -> Inputs:
