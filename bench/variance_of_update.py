@@ -92,15 +92,46 @@ def cost(config: RunConfig, method: str, num_draws: int) -> dict[str, Any]:
 
 
 def gallery() -> None:
-    """The table and pictures of docs/gallery.md, from the rows in docs/results."""
+    """The tables and pictures of docs/gallery.md, from the rows in docs/results."""
     from fedncv.observatory.figures import draw_all
     from fedncv.observatory.table import print_tables, read_rows
 
-    for name in ("variance_cifar10", "variance_cifar10_own"):
-        rows = read_rows(DOCS / "results" / f"{name}.jsonl")
-        print_tables(rows)
-        if name == "variance_cifar10":
-            draw_all(rows, DOCS / "figures", prefix="gallery_")
+    along_fedavg, along_fedncv = (
+        read_rows(DOCS / "results" / f"{name}.jsonl") for name in ("variance_cifar10", "variance_cifar10_own")
+    )
+    print_tables(along_fedavg)
+    draw_all(along_fedavg, DOCS / "figures", prefix="gallery_")
+    print_tables(along_fedncv)
+    print_factors(along_fedncv)
+
+
+def print_factors(rows: list[dict[str, Any]]) -> None:
+    """By round, what the label prior divides the error by, what the rest of FedNCV does, and both; ± over seeds."""
+    from fedncv.observatory.table import mean_of, relative
+
+    steps = {
+        "the prior": ("fedavg", "fedavg+prior"),
+        "the rest of FedNCV": ("fedavg+prior", "fedncv"),
+        "both": ("fedavg", "fedncv"),
+    }
+    errors: dict[str, Callable[[dict[str, Any]], float]] = {
+        "E|error|²": lambda row: row["mse"],
+        "error / |own full update|²": lambda row: relative(row, "mse"),
+    }
+    rounds = sorted({row["round"] for row in rows})
+    for error, of in errors.items():
+        print(f"\n{error}, divided by")
+        found = {(row["method"], row["seed"], row["round"]): of(row) for row in rows}
+        for step, (before, after) in steps.items():
+            ratios = [
+                {"seed": seed, "round": t, "ratio": value / found[after, seed, t]}
+                for (method, seed, t), value in found.items()
+                if method == before
+            ]
+            means = [mean_of([r for r in ratios if r["round"] == t], "ratio") for t in rounds]
+            cells = [f"{mean.value:.2f} ± {mean.half:.2f}" for mean in means if mean]
+            ends = [f"{end(r['ratio'] for r in ratios):.2f}" for end in (min, max)]
+            print(" | ".join([f"{step:18s}", *cells, *ends]))
 
 
 def timed(function: Callable[[], Any]) -> tuple[float, Any]:
