@@ -109,7 +109,7 @@ def error_against_round(axes: Axes, rows: list[Row], look: Look) -> None:
 
 
 def split(axes: Axes, rows: list[Row], look: Look) -> None:
-    """Where the error comes from: a bar a method, mean over the frozen states."""
+    """Where the error over draw and batches comes from: a bar a method, mean over the frozen states."""
     methods = groups(common(rows), "method")
     parts = {
         "between": ("clients differ (between)", "#D55E00"),
@@ -131,7 +131,7 @@ def split(axes: Axes, rows: list[Row], look: Look) -> None:
         )
     axes.set_xlim(0, max(axes.get_xlim()[1], 1.18 * left.max()))
     states = ", ".join(map(str, sorted(groups(common(rows), "round"))))
-    axes.set_xlabel(f"E |error|² over draw and batches, mean over rounds {states}", fontsize=9)
+    axes.set_xlabel(f"E |error|², mean over rounds {states}", fontsize=9)
     _legend(axes)
 
 
