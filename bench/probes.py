@@ -80,7 +80,7 @@ def side_by_side(made: list[Problem], rounds: int, every: int, *, profiled: bool
         return result
 
     engine = timed("start-up and round 1", engine_for, made)
-    states = [start(problem) for problem in made]
+    states = [start(problem, runs=len(made)) for problem in made]
     num_probes, memory = 0, 0.0
     for t in range(rounds + 1):
         if t:

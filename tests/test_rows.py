@@ -126,6 +126,15 @@ def test_rows_that_fit_stay_in_memory():
     assert type(made[0] | {3: ()}) is dict  # nothing to keep
 
 
+def test_runs_that_share_the_memory_have_a_share_of_it(monkeypatch):
+    """Room for what three runs remember: each has rows at the server and kept ones, both of four clients."""
+    problem = tiny("fedvarp")
+    row = problem.model.start_P
+    monkeypatch.setattr(problem_module, "room", lambda _: 3 * 2 * 4 * row.numel() * row.element_size())
+    for runs, kind in ((1, dict), (3, dict), (4, Rows)):
+        assert type(start(problem, runs=runs).kept | {0: row}) is kind
+
+
 # ---- the same digits, O(m) a round ---------------------------------------------------------------------
 
 

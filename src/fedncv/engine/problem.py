@@ -213,8 +213,8 @@ def _device(name: str) -> torch.device:
         raise ValueError(f"unknown device {name!r}; use cpu or cuda") from None
 
 
-def start(problem: Problem) -> State:
-    """The state before the first round."""
+def start(problem: Problem, *, runs: int = 1) -> State:
+    """The state before the first round, of one of so many runs that share the memory."""
     problem = problem.at(0)
     rule, model = problem.buffer_rule, problem.model
     buffers = rule.init(model.start_R, problem.federation) if isinstance(rule, BufferRule) else model.start_R
@@ -222,7 +222,7 @@ def start(problem: Problem) -> State:
     if problem.config.rows == "memory":
         return state
     device, num_clients = model.start_P.device, problem.federation.num_clients
-    in_memory = room(device) if problem.config.rows == "auto" else 0.0
+    in_memory = room(device) / runs if problem.config.rows == "auto" else 0.0
     placed: State = rows_for(state, room=in_memory, num_clients=num_clients, device=device)
     return placed
 
