@@ -245,11 +245,11 @@ def test_probes_of_a_compiled_model_come_from_layers_with_the_bits_of_the_plain_
     problems = [study("fedncv", seed=seed) for seed in (0, 1)]
     states, ours = [run_round(problem, start(problem))[0] for problem in problems], list(map(fused, problems))
     assert all(map(has_compiled, ours))
-    expected = SequentialEngine(problems).gradients(states)
-    same(tuple(SequentialEngine(ours).gradients(states)), tuple(expected))
+    expected = tuple(SequentialEngine(problems).gradients(states))
+    same(tuple(SequentialEngine(ours).gradients(states)), expected)
     if can_fork():
         with ProcessesEngine(ours, workers=1) as engine:
-            same(tuple(engine.gradients(states)), tuple(expected))
+            same(tuple(engine.gradients(states)), expected)
 
 
 @needs_compiler

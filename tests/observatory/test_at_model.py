@@ -1,6 +1,7 @@
 """Gradient variance at the model: every number against all batches, all draws and all federations without a client."""
 
 import itertools
+import weakref
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from torch.testing import assert_close
 
 from fedncv.config import RunConfig
 from fedncv.data import Clients, Dataset
-from fedncv.engine import gradients
+from fedncv.engine import choose, gradients
 from fedncv.engine.choose import SequentialEngine
 from fedncv.engine.gradients import Gradients
 from fedncv.engine.problem import arrivals, build, start
@@ -295,7 +296,7 @@ def test_means_and_spreads_are_those_of_single_samples_in_every_engine(name, mon
     """Also with a client of one sample, and with chunks that end in the middle of a client."""
     problems = [tiny(name, sizes=(9, 1, 6, 11), per_round=3, seed=seed) for seed in (0, 1)]
     states = [train(problem, rounds=2) for problem in problems]
-    one = SequentialEngine(problems).gradients(states)
+    one = list(SequentialEngine(problems).gradients(states))
     with ProcessesEngine(problems, workers=1) as engine:
         for a, b in zip(one, engine.gradients(states), strict=True):
             assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
@@ -309,3 +310,17 @@ def test_means_and_spreads_are_those_of_single_samples_in_every_engine(name, mon
             assert found.mean_NP[u].numpy() == pytest.approx(g_nP.mean(0), rel=1e-10, abs=1e-12)
             spread = np.square(g_nP - g_nP.mean(0)).sum()
             assert float(found.spread_NL[u].sum()) == pytest.approx(spread, rel=1e-10, abs=1e-20)
+
+
+def test_gradients_of_one_run_are_gone_before_those_of_the_next_are_made(monkeypatch):
+    problems, made = [tiny("fedavg", seed=seed) for seed in range(3)], []
+
+    def noted(problem, state):
+        assert not any(mean() is not None for mean in made)
+        found = gradients.of_run(problem, state)
+        made.append(weakref.ref(found.mean_NP))
+        return found
+
+    monkeypatch.setattr(choose, "of_run", noted)
+    found = SequentialEngine(problems).gradients([start(problem) for problem in problems])
+    assert len(list(map(at_model.split, found, problems))) == len(made) == 3

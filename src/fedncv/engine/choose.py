@@ -1,7 +1,7 @@
 """Which engine runs a study, and the one face they all have."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -39,7 +39,7 @@ class Engine(Protocol):
 
     def after(self, states: Sequence[State]) -> list[dict[str, Any]]: ...
 
-    def gradients(self, states: Sequence[State]) -> list[Gradients]: ...
+    def gradients(self, states: Sequence[State]) -> Iterable[Gradients]: ...
 
     def close(self) -> None: ...
 
@@ -65,8 +65,8 @@ class SequentialEngine:
     def after(self, states: Sequence[State]) -> list[dict[str, Any]]:
         return [evaluate.after(problem, state) for problem, state in zip(self.problems, states, strict=True)]
 
-    def gradients(self, states: Sequence[State]) -> list[Gradients]:
-        return [of_run(problem, state) for problem, state in zip(self.problems, states, strict=True)]
+    def gradients(self, states: Sequence[State]) -> Iterable[Gradients]:
+        return map(of_run, self.problems, states)
 
     def close(self) -> None:
         pass
