@@ -68,14 +68,34 @@ def test_every_round_is_drawn_once_also_where_it_is_planned_ahead(monkeypatch):
     assert sorted(asked) == [(seed, round) for seed in (0, 1) for round in range(3)]
 
 
-def test_a_draw_that_is_given_stands_in_for_the_planned_one():
+@pytest.mark.parametrize("given", ["more", "others", "silent"])
+def test_a_draw_that_is_given_stands_in_for_the_planned_one(given):
+    """Other clients, as many or more, and the planned ones of whom one does not answer."""
     problem = tiny(FULL_FEDNCV, per_round=2)
+    planned = draw(problem, 1)
+    others = sorted({0, 1, 2, 3} - set(planned.ids.tolist()))
+    drawn = {
+        "more": everyone(0, 1, 2, 3),
+        "others": everyone(*others),
+        "silent": planned._replace(answers=[True, False]),
+    }[given]
     engine = StackedEngine([problem])
     states, _ = runs(engine, 1)
-    state, given = run_round(problem, start(problem))[0], everyone(0, 1, 3)
-    assert given.ids.tolist() != draw(problem, 1).ids.tolist()
-    states, _ = runs(engine, 1, states, [given])
-    close(states[0], run_round(problem, state, given)[0])
+    state, _ = run_round(problem, start(problem))
+    states, _ = runs(engine, 1, states, [drawn])
+    close(states[0], run_round(problem, state, drawn)[0])
+
+
+@pytest.mark.parametrize("per_round", [2, 4])
+def test_a_round_that_is_run_again_is_the_same_whatever_was_planned_since(per_round):
+    """Two of four are others in the next round; where all take part, only their batches are others."""
+    problem = tiny("fedavg", per_round=per_round)
+    drawn = [draw(problem, round).ids.tolist() for round in (0, 1)]
+    assert (drawn[0] == drawn[1]) == (per_round == 4)
+    engine = StackedEngine([problem])
+    first, _ = runs(engine, 1)
+    again, _ = runs(engine, 1)
+    same(again[0], first[0])
 
 
 @few_methods
