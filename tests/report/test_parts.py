@@ -62,6 +62,13 @@ def test_every_number_of_a_row(tmp_path):
     assert line(text, "FedNCV without drift correction")[2:6] == ["−4.00 (−16.71 to +8.71)", "0.00", "–", "–"]
 
 
+def test_a_method_that_is_surely_ahead_of_fedncv_is_bold_too(tmp_path):
+    """Before: 10 points with every seed; after: 1 and 3, m = 2, 12.7062 d = 12.71."""
+    scores = {"fedavg": [(0.90, 0.86), (0.92, 0.90)], "fedncv": [(0.80, 0.85), (0.82, 0.87)]}
+    text = parts.to_markdown(written(tmp_path, {"cifar10": scores}))
+    assert line(text, "FedAvg")[2:4] == ["**+10.00**", "+2.00 (−10.71 to +14.71)"]
+
+
 def test_the_page_has_the_same_numbers_to_sort_by(tmp_path):
     text = parts.section(written(tmp_path, {"cifar10": ONE}))
     row = re.search(r'<tr data-method="fedncv:drift=off">.*?</tr>', text).group()
