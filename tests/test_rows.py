@@ -135,6 +135,20 @@ def test_runs_that_share_the_memory_have_a_share_of_it(monkeypatch):
         assert type(start(problem, runs=runs).kept | {0: row}) is kind
 
 
+def test_seeds_of_a_stack_and_runs_that_go_on_share_the_memory(monkeypatch, tmp_path):
+    """FedVARP's server remembers an update of each client; its clients keep nothing, but are counted."""
+    settings = {**QUICK, "rounds": 1, "method": "fedvarp"}
+    row = fedncv.simulate(**settings, rows="memory").problem.model.start_P
+    monkeypatch.setattr(problem_module, "room", lambda _: 2 * 2 * 8 * row.numel() * row.element_size())
+    for seeds, kind in ((range(2), dict), (range(3), Rows)):
+        results = fedncv.simulate_many(seeds=iter(seeds), **settings)
+        assert {type(result.state.server.h) for result in results} == {kind}
+    store.create(tmp_path / "run", results[0].problem.config)
+    for runs, kind in ((2, dict), (3, Rows)):
+        state = store.load_state(tmp_path / "run", results[0].problem, runs=runs)
+        assert type(state.server.h | {0: row}) is kind
+
+
 # ---- the same digits, O(m) a round ---------------------------------------------------------------------
 
 

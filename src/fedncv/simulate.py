@@ -116,6 +116,7 @@ def simulate_many(
     """
     names, objects = _names_and_objects({"method": method, "data": data, "model": model, "task": task})
     config = from_dict(settings | names, where="simulate_many", base=config)
+    seeds = list(seeds)
     courses: list[Course] = []
     for seed in seeds:
         of_seed = replace(config, seed=operator.index(seed))
@@ -129,7 +130,7 @@ def simulate_many(
             from fedncv import store
 
             store.create(folder, of_seed, overwrite=overwrite)
-        courses.append(Course(problem, start(problem), folder=folder))
+        courses.append(Course(problem, start(problem, runs=len(seeds)), folder=folder))
     if not courses:
         raise ValueError("no seeds to simulate; give at least one, as in seeds=range(5)")
     seed_and_row = None if on_round is None else lambda course, row: on_round(course.problem.config.seed, row)

@@ -216,20 +216,22 @@ def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def load_state(folder: Path, problem: Problem) -> State:
-    """The latest checkpoint (the start, where there is none yet), with metrics.jsonl cut back to it."""
+def load_state(folder: Path, problem: Problem, *, runs: int = 1) -> State:
+    """The latest checkpoint (the start, where there is none yet), with metrics.jsonl cut back to it.
+
+    It is that of one of so many runs that share the memory."""
     hold(folder)
     path, metrics = folder / STATE, folder / METRICS
     if not path.exists():
         metrics.unlink(missing_ok=True)
-        return start(problem)
+        return start(problem, runs=runs)
     tensors, header = _read(path)
     _check_config(folder, header, problem)
     if _size(metrics) < header["metrics_bytes"]:
         raise ValueError(f"{metrics} has lost rows that {path.name} stands for; restore it, or repeat with --overwrite")
     if metrics.exists():
         os.truncate(metrics, header["metrics_bytes"])
-    return _restore(problem, folder, tensors, header["numbers"])
+    return _restore(problem, folder, tensors, header["numbers"], runs)
 
 
 def read_state(folder: Path, problem: Problem) -> State:
@@ -366,8 +368,10 @@ def _find_rows(like: Any, path: str, ids: list[int], stored: _Stored) -> Rows:
     return Rows(file, {u: slots[name] for u, name in zip(ids, names, strict=True)})
 
 
-def _restore(problem: Problem, folder: Path, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> State:
-    template = start(problem)
+def _restore(
+    problem: Problem, folder: Path, tensors: dict[str, Tensor], numbers: dict[str, Any], runs: int = 1
+) -> State:
+    template = start(problem, runs=runs)
     kept = keeps(problem.at(0), template, 0)
     if isinstance(template.kept, Rows):
         template.kept.file.like = kept

@@ -11,7 +11,7 @@ import pickle
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any, Literal, NamedTuple
 
@@ -151,8 +151,8 @@ class ProcessesEngine:
             for problem, each in zip(self.problems, totals, strict=True)
         ]
 
-    def gradients(self, states: Sequence[State]) -> list[Gradients]:
-        return [self._gradients(j, problem, states[j]) for j, problem in enumerate(self._at(states))]
+    def gradients(self, states: Sequence[State]) -> Iterator[Gradients]:
+        return (self._gradients(j, problem, states[j]) for j, problem in enumerate(self._at(states)))
 
     def _gradients(self, j: int, problem: Problem, state: State) -> Gradients:
         holders = np.flatnonzero(problem.clients.sizes)

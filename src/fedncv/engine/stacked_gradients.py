@@ -18,9 +18,9 @@ from fedncv.engine.stacked import StackedEngine
 GROUP = 512  # clients whose models are held at a time
 
 
-def gradients(engine: StackedEngine, states: Sequence[State]) -> list[Gradients]:
-    """``gradients.of_run`` of every run."""
-    return [_of_run(engine, states, j) for j in range(len(states))]
+def gradients(engine: StackedEngine, states: Sequence[State]) -> Iterator[Gradients]:
+    """``gradients.of_run`` of every run, one after the other: each has N x P numbers."""
+    return (_of_run(engine, states, j) for j in range(len(states)))
 
 
 def _of_run(engine: StackedEngine, states: Sequence[State], j: int) -> Gradients:

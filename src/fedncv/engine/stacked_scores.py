@@ -152,7 +152,7 @@ class ScoringEngine(StackedEngine):
     def after(self, states: Sequence[State]) -> list[dict[str, Any]]:
         return after(self, states)
 
-    def gradients(self, states: Sequence[State]) -> list[Gradients]:
+    def gradients(self, states: Sequence[State]) -> Iterator[Gradients]:
         return gradients(self, states)
 
     def close(self) -> None:

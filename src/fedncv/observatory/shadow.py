@@ -51,7 +51,7 @@ def replaced(tree: Any, old: Tensor, new: Tensor) -> tuple[Any, bool]:
 
 def states_along(engine: Engine, rounds: int, paths: Sequence[Path] | None = None) -> Iterator[list[State]]:
     """The states of all runs after 0, 1, …, ``rounds`` rounds: on their own path, or each in the shadow of one."""
-    states = [start(problem) for problem in engine.problems]
+    states = [start(problem, runs=len(engine.problems)) for problem in engine.problems]
     for t in range(rounds + 1):
         if paths is not None:
             each = zip(engine.problems, states, paths, strict=True)
