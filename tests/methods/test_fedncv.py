@@ -13,7 +13,7 @@ from fedncv.engine import evaluate
 from fedncv.engine.local import train as train_client
 from fedncv.engine.problem import arrivals, start
 from fedncv.engine.sequential import run_round
-from fedncv.estimators import WeightedSum, weighted_mean
+from fedncv.estimators import WeightedSum, running_beta, weighted_mean
 from fedncv.methods import find_method
 from fedncv.methods.fedncv import Config
 from fedncv.tree import num_bytes
@@ -71,6 +71,17 @@ def test_a_perfect_memory_leaves_no_variance():
     state = train(problem, ids=[0, 1, 2], rounds=1)
     steps = [float(train(problem, ids=[u], state=state).server.x_Q - state.server.x_Q) for u in range(3)]
     assert steps == pytest.approx([steps[0]] * 3, rel=1e-6)
+
+
+@pytest.mark.parametrize("weights", ["self_normalised", "ht"])
+@pytest.mark.parametrize("drift", ["off", "fixed", "adaptive"])
+@pytest.mark.parametrize("memory", ["fixed", "adaptive"])
+def test_with_everybody_in_every_round_the_memory_changes_nothing(memory, drift, weights):
+    """m = N: either omega is p, and sum_u p_u h_u = h_bar, so g_hat is the mean of all Delta for any beta."""
+    ours, theirs = (tiny(fedncv(memory=name, drift=drift, weights=weights)) for name in (memory, "off"))
+    state = train(ours, rounds=3)
+    assert float(running_beta(state.server.moments)) > 0.1
+    assert_close(state.server.x_Q, train(theirs, rounds=3).server.x_Q, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("memory", ["fixed", "adaptive"])
@@ -220,10 +231,14 @@ def test_without_a_correction_nothing_of_it_travels():
     assert arrival.down.e_Q.numel() == 0
 
 
-def test_one_client_corrects_nothing():
-    """With a single client c = c_bar, so e = 0 and it trains alone."""
-    ours, theirs = tiny(fedncv(drift="adaptive"), sizes=(12,)), tiny("fedavg", sizes=(12,))
-    assert_close(train(ours, rounds=4).server.x_Q, train(theirs, rounds=4).server.x_P, rtol=1e-10, atol=1e-12)
+@pytest.mark.parametrize("weights", ["self_normalised", "ht"])
+@pytest.mark.parametrize("drift", ["off", "fixed", "adaptive"])
+@pytest.mark.parametrize("memory", ["off", "fixed", "adaptive"])
+def test_one_client_alone_is_fedavg(memory, drift, weights):
+    """With a single client c = c_bar and h = h_bar, so e = 0 and g_hat = Delta."""
+    problem = tiny(fedncv(memory=memory, drift=drift, weights=weights), sizes=(12,))
+    theirs = train(tiny("fedavg", sizes=(12,)), rounds=4).server.x_P
+    assert_close(train(problem, rounds=4).server.x_Q, theirs, rtol=1e-10, atol=1e-12)
 
 
 # ---- bookkeeping ---------------------------------------------------------------------------------------

@@ -26,6 +26,13 @@ def test_with_everybody_in_every_round_and_equal_sizes_it_is_scaffold():
     assert_close(a.server.x_P, b.server.x_P, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.parametrize("alpha", [0, 0.5, 1])
+def test_one_client_alone_is_fedavg(alpha):
+    """Its own h and c are their means, so e = 0 and g_hat = Delta."""
+    ours, theirs = (tiny(text, sizes=(12,)) for text in (f"{BARE},alpha={alpha}", "fedavg"))
+    assert_close(train(ours, rounds=4).server.x_P, train(theirs, rounds=4).server.x_P, rtol=1e-10, atol=1e-12)
+
+
 def test_it_is_fedncv_with_fixed_coefficients_once_all_were_seen():
     """The other placement of the same estimator: after a round of everybody both have the same memory."""
     sizes = (20, 8, 12, 31)
