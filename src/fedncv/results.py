@@ -1,6 +1,7 @@
 """Reading what runs have left on disk. Imports no training code, and changes nothing."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,6 +11,14 @@ from fedncv.tasks import ACCURACY
 CONFIG, METRICS, TIMING, STATE = "config.toml", "metrics.jsonl", "timing.jsonl", "state.safetensors"
 LOCK = ".lock"  # held by the process that trains the run
 MODEL = "model.safetensors"  # where `fedncv export` puts it
+
+ROW_BEGINS = b'{"round": '
+PER_CLIENT = "_clients"  # ends the name of a metric that is a list, a number for each client
+NO_NUMBERS = {  # what else is no number; by the client's number, where a federation gives reasons
+    "failed": str, "score_name": str, "skipped": list, "sizes": list, "counted": list, "absent": list,
+    "barred": dict, "refused": dict, "clipped": dict,
+}  # fmt: skip
+SHOWN = 44  # characters of a wrong value
 
 Points = dict[int, list[float]]  # round -> the values of the seeds
 
@@ -98,22 +107,78 @@ def read_rows(folder: Path) -> list[dict[str, Any]]:
     path = folder / METRICS
     if not path.exists():
         return []
+    *lines, cut = path.read_bytes().split(b"\n")
     rows = []
-    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
+    for number, line in enumerate(lines, start=1):
         try:
             row = json.loads(line)
-            row["round"]
-        except (ValueError, KeyError, TypeError):
-            raise ValueError(
-                f"{path}, line {number}, is not a row of metrics; restore it, or try `fedncv resume {folder}`, "
-                "which cuts off what came after the last checkpoint"
-            ) from None
+            fault = _fault(row)
+        except (ValueError, RecursionError):
+            fault = "is no JSON"
+        if fault:
+            raise _damaged(path, number, fault)
         rows.append(row)
+    if not cut.startswith(ROW_BEGINS[: len(cut)]):
+        raise _damaged(path, len(lines) + 1, "is not the beginning of a row")
     return rows
+
+
+def _damaged(path: Path, number: int, fault: str) -> ValueError:
+    return ValueError(
+        f"{path}, line {number}, {fault}; restore it, or use `fedncv resume {path.parent}`, which repeats what came "
+        f"after the last checkpoint, and the whole run where {STATE} is deleted"
+    )
+
+
+def _fault(row: Any) -> str:
+    """What is wrong with a row of metrics; empty: nothing."""
+    if not isinstance(row, dict) or "round" not in row:
+        return "is not a row of metrics: it has no round"
+    if type(row["round"]) is not int or row["round"] < 0:
+        return f"has round {_short(row['round'])} where a whole number from 0 on belongs"
+    for name, value in row.items():
+        if name in NO_NUMBERS:
+            if not isinstance(value, NO_NUMBERS[name]):
+                return f"has {name} {_short(value)}, a value of a wrong kind"
+        elif name.endswith(PER_CLIENT):
+            if not isinstance(value, list) or not all(each is None or _is_number(each) for each in value):
+                return f"has {name} {_short(value)} where a list of numbers belongs"
+        elif value is not None and not _is_number(value):
+            return f"has {name} {_short(value)} where a finite number belongs"
+    return ""
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # a whole number beyond all floats
+        return False
+
+
+def _short(value: Any) -> str:
+    """As JSON has it; of a long one the beginning.
+
+    >>> _short("0.5"), _short(float("nan")), _short([0.5] * 9)
+    ('"0.5"', 'NaN', '[0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, …')
+    """
+    text = json.dumps(value)
+    return text if len(text) <= SHOWN else text[: SHOWN - 1] + "…"
 
 
 def read_run(folder: Path) -> Run:
     return Run(folder, read_config(folder), read_rows(folder))
+
+
+def read_runs(folders: list[Path]) -> tuple[list[Run], dict[Path, str]]:
+    """The runs that can be read, and what is wrong with each of the others."""
+    runs: list[Run] = []
+    unreadable: dict[Path, str] = {}
+    for folder in folders:
+        try:
+            runs.append(read_run(folder))
+        except ValueError as error:
+            unreadable[folder] = str(error)
+    return runs, unreadable
 
 
 def by_method(runs: list[Run]) -> dict[str, list[Run]]:

@@ -65,15 +65,35 @@ def test_metrics_cut_in_the_last_line_are_an_unfinished_run(study, tmp_path, cut
     assert missing[:4] == ("cifar10", "fedavg", 2, "unfinished")
 
 
-def test_metrics_damaged_in_the_middle_are_named_and_the_rest_is_shown(study, tmp_path):
+def test_metrics_damaged_in_the_middle_are_named_and_the_rest_is_shown(study, tmp_path, capsys):
     write_study(tmp_path, study)
     path = tmp_path / "cifar10/fedavg-seed2/metrics.jsonl"
     path.write_bytes(path.read_bytes().replace(b'{"round": 5', b"garbage", 1))
     results = gather(tmp_path)
     (missing,) = results.missing
     assert missing[:4] == ("cifar10", "fedavg", 2, "unreadable")
-    assert "line 6" in missing.reason
+    assert missing.reason.startswith(f"{path}, line 6, is no JSON; ")
     assert results.num_finished == 8
+    assert capsys.readouterr().err == f"left out: {missing.reason}\n"
+
+
+@pytest.mark.parametrize("value", ['"0.5"', "[0.5]", "NaN", "1e999", '{"a": 1}'])
+def test_a_score_of_a_wrong_kind_is_left_out_with_its_reason(study, tmp_path, value):
+    write_study(tmp_path, study)
+    path = tmp_path / "cifar10/fedavg-seed2/metrics.jsonl"
+    path.write_text(re.sub(r'"before": [\d.]+', f'"before": {value}', path.read_text(), count=1))
+    page = write(tmp_path)[0].read_text()
+    assert "8 of 9 runs finished, 1 unreadable" in page
+    assert "line 1, has before " in page
+
+
+def test_an_unreadable_run_without_a_study_goes_by_its_config_or_else_by_its_folder(study, tmp_path):
+    write_study(tmp_path, study)
+    (tmp_path / FILE).unlink()
+    (tmp_path / "cifar10/fedavg-seed1/metrics.jsonl").write_text("?\n")
+    (tmp_path / "cifar10/fedavg-seed2/config.toml").write_text("?")
+    named = {(m.column, m.name, m.status) for m in gather(tmp_path).missing}
+    assert named == {("cifar10", "fedavg seed 1", "unreadable"), ("cifar10", "fedavg-seed2", "unreadable")}
 
 
 def test_other_protocols_are_refused_with_the_fields(study, tmp_path):
@@ -133,7 +153,10 @@ def test_nothing_to_report_is_said_in_one_line(study, tmp_path):
     with pytest.raises(ValueError, match="holds no run"):
         gather(tmp_path)
     write_run(tmp_path / "run", config_of(study, "cifar10/fedavg-seed0"), 0.5, until=3)
-    with pytest.raises(ValueError, match=r"no finished run yet \(fedavg seed 0 unfinished"):
+    with pytest.raises(ValueError, match=r"no finished run.*: fedavg seed 0 is unfinished \(round 3 of 20\)"):
+        gather(tmp_path)
+    (tmp_path / "run/config.toml").write_text("?")
+    with pytest.raises(ValueError, match=r"no finished run.*: run is unreadable \(.*config.toml is not TOML"):
         gather(tmp_path)
 
 

@@ -5,15 +5,17 @@ are refused, with the fields in which they differ.
 """
 
 import json
+import sys
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedncv.config import RunConfig, Settings, read_toml
 from fedncv.report import names, paper
-from fedncv.results import CONFIG, PERCENT, TIMING, Run, Score, read_config, read_rows
+from fedncv.results import CONFIG, PERCENT, TIMING, Run, Score, read_config, read_runs
 from fedncv.studies.study import FILE, NEUTRAL, TUNING, Study, read_study
 
+NO_SEED = -1  # of a run whose config cannot be read
 DEPTH = 4  # folders below the one that was named
 
 
@@ -25,6 +27,10 @@ class Missing(NamedTuple):
     seed: int
     status: str  # not begun, unfinished, failed, unreadable
     reason: str
+
+    @property
+    def name(self) -> str:
+        return self.method if self.seed == NO_SEED else f"{self.method} seed {self.seed}"
 
 
 @dataclass(frozen=True, eq=False)  # hashed by identity: what is computed from one is kept
@@ -121,13 +127,7 @@ def gather(folder: Path, *, allow: tuple[str, ...] = ()) -> Results:
     paths = _find(folder)
     if not paths and study is None:
         raise ValueError(f"{folder} holds no run (no {CONFIG} in it or below)")
-    runs: list[Run] = []
-    unreadable: dict[Path, str] = {}
-    for path in paths:
-        try:
-            runs.append(Run(path, read_config(path), read_rows(path)))
-        except ValueError as error:
-            unreadable[path] = str(error)
+    runs, unreadable = read_runs(paths)
     if study is not None and (study.tuning is not None or study.lr):
         allow = (*allow, "lr")
     if study is not None and len(study.clients) > 1:
@@ -137,8 +137,14 @@ def gather(folder: Path, *, allow: tuple[str, ...] = ()) -> Results:
     differing = _check_protocol(runs, allow)
     columns, missing = _columns(folder, study, runs, unreadable)
     if study is None and not any(column.runs for column in columns):
-        state = "; ".join(f"{each.method} seed {each.seed} {each.status}" for each in missing[:3])
-        raise ValueError(f"{folder} holds no finished run yet ({state}); a report needs one")
+        first = missing[0]
+        more = f"; {len(missing) - 1} more are not either" if len(missing) > 1 else ""
+        raise ValueError(
+            f"{folder} holds no finished run, and a report needs one: {first.name} is {first.status} "
+            f"({first.reason or 'no rounds'}){more}; `fedncv resume` goes on with runs that were stopped"
+        )
+    for error in unreadable.values():
+        print(f"left out: {error}", file=sys.stderr)
     planned = len(study.cells()) if study else len(runs) + len(unreadable)
     listed = list(study.methods) if study else []
     methods = list(dict.fromkeys([*listed, *(method for column in columns for method in column.runs)]))
@@ -204,7 +210,7 @@ def _columns(
             status = run.status if run.rows else "not begun"
             missing.append(Missing(name, config.method, config.seed, status, reason if run.rows else ""))
     for path, error in unreadable.items():
-        missing.append(_unreadable(path, error, study))
+        missing.append(_unreadable(folder, path, error, study))
         seen.add(missing[-1][:3])
     if study is not None:
         for cell in study.cells():
@@ -223,11 +229,16 @@ def _columns(
     return ordered, missing
 
 
-def _unreadable(path: Path, error: str, study: Study | None) -> Missing:
+def _unreadable(folder: Path, path: Path, error: str, study: Study | None) -> Missing:
+    """By the study's plan or by its own config; where that too is damaged, by its folder."""
     for cell in study.cells() if study else []:
-        if path.parts[-len(cell.folder.parts) :] == cell.folder.parts:
+        if path == folder / cell.folder:
             return Missing(str(cell.folder.parent), cell.config.method, cell.config.seed, "unreadable", error)
-    return Missing(path.parent.name, path.name, -1, "unreadable", error)
+    try:
+        config = read_config(path)
+    except ValueError:
+        return Missing(path.parent.name, path.name, NO_SEED, "unreadable", error)
+    return Missing(config.data, config.method, config.seed, "unreadable", error)
 
 
 def seconds(run: Run) -> float | None:
