@@ -220,15 +220,27 @@ def test_one_diverged_run_does_not_stop_the_others(tmp_path, capsys):
 
 
 def test_one_damaged_run_is_named_and_the_others_have_their_table(tmp_path, capsys):
-    """`fedncv show` sends the user of a damaged run here, so here the reason must be said."""
+    """`fedncv show` sends the user of a damaged run to `fedncv resume`, so there the reason must be said."""
     out = tmp_path / "out"
     assert main(["run", *QUICK, "--method", "fedavg", "fedper", "--out", str(out)]) == 0
     (out / "fedavg-seed0" / METRICS).write_text("damaged\n")
+    for command, message in (("show", ", line 1, is no JSON; restore it"), ("resume", " has lost rows")):
+        capsys.readouterr()
+        assert main([command, str(out)]) == 2
+        said = capsys.readouterr()
+        assert f"{out}/fedavg-seed0/{METRICS}{message}" in said.err
+        assert said.err.count("\n") == 1
+        assert re.search(r"(?m)^ fedper +1 ", said.out)
+
+
+def test_a_run_whose_rows_do_not_reach_its_checkpoint_is_no_success(tmp_path, capsys):
+    """A line that grew: what is cut off behind the checkpoint's bytes is the last row's end."""
+    assert main(["run", *QUICK, "--out", str(tmp_path)]) == 0
+    path = tmp_path / "fedavg-seed0" / METRICS
+    path.write_bytes(path.read_bytes().replace(b'"lr": ', b'"lr":  '))
     capsys.readouterr()
-    assert main(["resume", str(out)]) == 2
-    said = capsys.readouterr()
-    assert f"fedncv: {out}/fedavg-seed0: {out}/fedavg-seed0/{METRICS} has lost rows" in said.err
-    assert re.search(r"(?m)^ fedper +1 ", said.out)
+    assert main(["resume", str(tmp_path)]) == 2
+    assert f"fedncv: {path} has lost rows: it ends with round 2 of 3; restore it" in capsys.readouterr().err
 
 
 def begin(out, *, rounds=120):

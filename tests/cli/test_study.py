@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -29,8 +30,19 @@ def test_a_study_is_a_folder_of_runs_and_its_page(tmp_path, capsys):
     out = tmp_path / "study"
     assert study(out, "--seeds", "2") == 0
     text = capsys.readouterr().out
-    assert "run 4/4  digits  fedper lr 0.05 seed 1" in text
-    assert "s left" in text
+    start, *lines = text.splitlines()
+    assert re.fullmatch(r"run: 4 runs, 0 finished, 4 to do, on cpu \(\d+ cores\), engine auto", start)
+    assert [line.partition("  begins")[0] for line in lines if "begins" in line] == [
+        "run 0/4  digits  fedavg 2 runs",
+        "run 2/4  digits  fedper 2 runs",
+    ]
+    ends = [line for line in lines if "ended" in line]
+    assert re.fullmatch(
+        r"run 2/4  digits  fedavg 2 runs  ended  before 0\.\d{3}  after 0\.\d{3}  [\d,.]+ rounds/min  \d+ s left",
+        ends[0],
+    )
+    mean = sum(read_run(out / f"digits/fedper-seed{seed}").last("before") for seed in (0, 1)) / 2
+    assert f"run 4/4  digits  fedper 2 runs  ended  before {mean:.3f}" in ends[1]
     assert f"fedncv report {out}" in text
     assert sorted(p.name for p in (out / "digits").iterdir()) == [
         "fedavg-seed0", "fedavg-seed1", "fedper-seed0", "fedper-seed1", "partition.json",
@@ -50,7 +62,8 @@ def test_the_same_command_runs_nothing_twice_and_more_seeds_only_the_new_ones(tm
     capsys.readouterr()
     assert study(out, "--seeds", "2") == 0
     text = capsys.readouterr().out
-    assert "seed 0  before" not in text
+    assert text.startswith("run: 4 runs, 2 finished, 2 to do, ")
+    assert "seed 0" not in text
     assert "run 3/4" in text
     assert (out / "digits/fedavg-seed0/timing.jsonl").read_bytes() == before
     assert read_study(out).seeds == (0, 1)
@@ -61,7 +74,7 @@ def test_tuning_is_frozen_before_the_reported_seeds_begin(tmp_path, capsys):
     words = ["--seeds", "1", "--tune", "--tuning-lr", "0.05", "1e30", "--tuning-seeds", "1"]
     assert study(out, *words) == 0
     text = capsys.readouterr().out
-    assert text.index("tuning 1/4") < text.index("run 1/2")
+    assert text.index("tuning 4/4") < text.index("run 0/2")
     assert read_study(out).lr == {"digits": {"fedavg": 0.05, "fedper": 0.05}}  # 1e30 diverged
     assert read_run(out / "digits/fedavg-seed0").config.lr == 0.05
     assert study(out, *words) == 0

@@ -19,7 +19,10 @@ def said():
 
 @pytest.fixture
 def watch(said):
-    return Watch(lambda configs, rounds: said.append((len(configs), rounds)), lambda config, row: None, said.append)
+    def begin(configs, rounds):
+        said.append((len(configs), rounds))
+
+    return Watch(begin, lambda config, row: None, lambda configs: None, said.append)
 
 
 def cells(*, seeds=(0, 1), methods=("fedavg",)):
@@ -45,9 +48,14 @@ def test_learning_rates_and_partitions_of_one_method_go_together_and_end_as_alon
     rows = {config: [] for config in configs}
     run_cells(
         folders,
-        Watch(lambda configs, _: said.append(configs), lambda config, row: rows[config].append(row), said.append),
+        Watch(
+            lambda configs, _: said.append(configs),
+            lambda config, row: rows[config].append(row),
+            lambda configs: said.append("ended"),
+            said.append,
+        ),
     )
-    assert said == [configs]
+    assert said == [configs, "ended"]
     for cell in apart:
         (folder,) = prepare(tmp_path / "alone", [cell])
         resume(folder)
@@ -112,5 +120,31 @@ def test_a_run_that_has_not_begun_takes_the_new_device(tmp_path):
     assert read_run(folder).config == cell.config
     store.create(tmp_path / "other", cell.config)
     other = RunConfig(**vars(cell.config) | {"rounds": 9})
-    with pytest.raises(ValueError, match="other settings than the study's"):
+    with pytest.raises(ValueError, match=r"other settings than the study's \(rounds 4, not 9\); choose another --out"):
         prepare(tmp_path, [Cell("other", other)])
+
+
+def test_a_checkpoint_mends_rows_that_were_damaged_after_it(tmp_path, watch):
+    def stop(row):
+        if row["round"] == 2:
+            raise KeyboardInterrupt
+
+    for out in ("damaged", "whole"):
+        (folder,) = prepare(tmp_path / out, cells(seeds=(0,)))
+        with pytest.raises(KeyboardInterrupt):
+            resume(folder, on_round=stop)
+    with (tmp_path / "damaged" / folder.name / "metrics.jsonl").open("ab") as file:
+        file.write(b"\0" * 100)
+    for out in ("damaged", "whole"):
+        run_cells(prepare(tmp_path / out, cells(seeds=(0,))), watch)
+    damaged, whole = (tmp_path / out / folder.name / "metrics.jsonl" for out in ("damaged", "whole"))
+    assert damaged.read_bytes() == whole.read_bytes()
+
+
+def test_rows_that_do_not_reach_their_checkpoint_are_refused(tmp_path, watch):
+    folders = prepare(tmp_path, cells(seeds=(0,)))
+    run_cells(folders, watch)
+    path = folders[0] / "metrics.jsonl"
+    path.write_bytes(path.read_bytes().replace(b'"lr": ', b'"lr":  '))  # its end is now behind the checkpoint's
+    with pytest.raises(ValueError, match=r"metrics.jsonl has lost rows that state.safetensors stands for; restore it"):
+        run_cells(folders, watch)

@@ -18,7 +18,7 @@ CELLS = [Cell(folder_name(config), config) for config in CONFIGS]
 
 
 def quiet(row=lambda config, row: None):
-    return Watch(lambda configs, rounds: None, row, lambda text: None)
+    return Watch(lambda configs, rounds: None, row, lambda configs: None, lambda text: None)
 
 
 def metrics(folders):

@@ -7,13 +7,11 @@ import time
 
 from rich.progress import TextColumn
 
-from fedncv.cli.progress import bar
+from fedncv.cli.progress import Log, bar, duration, speed, start_line
 from fedncv.config import RunConfig
 from fedncv.simulate import Row
 from fedncv.studies.cells import Watch
 from fedncv.studies.cost import expected_samples, measured_samples
-
-QUIET = 30  # seconds without a word, where there is no bar
 
 
 def work(config: RunConfig) -> float:
@@ -21,33 +19,44 @@ def work(config: RunConfig) -> float:
 
 
 class Grid:
-    """One bar over all runs in a terminal; elsewhere a line for every run that ends, and now and then."""
+    """One bar over all runs in a terminal; elsewhere lines: at the start, now and then, and for a group that ends."""
 
     def __init__(self, what: str, total: int, left: list[RunConfig]) -> None:
         self._what, self._total, self._left = what, total, len(left)
+        self._start = f"{what}: {start_line(total, left)}"
         self._work_left = sum(map(work, left))
         self._done = 0.0  # work done since this command began
+        self._rounds = 0  # and rounds
         self._running: dict[RunConfig, float] = {}
-        self._began = self._said = time.monotonic()
+        self._scores: dict[RunConfig, dict[str, float]] = {}  # the latest
+        self._began = time.monotonic()
+        self._log = Log()
         self._bar = bar(TextColumn("{task.percentage:.0f} %  {task.fields[rest]}"))
         self._task = self._bar.add_task(what, total=self._work_left or 1, rest="")
 
     def __enter__(self) -> "Grid":
         self._bar.start()
+        if self._bar.disable:
+            self.say(self._start)
+            self._log.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
+        if self._bar.disable:
+            self._log.stop()
 
     @property
     def watch(self) -> Watch:
-        return Watch(self._begin, self._row, self.say)
+        return Watch(self._begin, self._row, self._end, self.say)
 
     def _begin(self, configs: list[RunConfig], rounds: list[int]) -> None:
         for config, done in zip(configs, rounds, strict=True):
             share = done / config.rounds if config.rounds else 0.0
             self._work_left -= work(config) * share  # done in an earlier sitting
             self._running[config] = share
+        if self._bar.disable:
+            self.say(f"{self._place(configs)}  begins at round {rounds[0]}/{configs[0].rounds}")
 
     def _row(self, config: RunConfig, row: Row) -> None:
         share = row["round"] / config.rounds if config.rounds else 1.0
@@ -56,24 +65,46 @@ class Grid:
             self._done += work(config) * (share - before)
             self._work_left -= work(config) * (share - before)
             self._running[config] = share
-        finished = row["round"] == config.rounds
-        if finished:
+            self._rounds += 1
+        if row["round"] == config.rounds:
             self._left -= 1
             self._running.pop(config, None)
-        run = f"{config.data}  {config.method} lr {config.lr:g} seed {config.seed}"
-        place = f"{self._what} {self._total - self._left}/{self._total}  {run}"
+        if "before" in row:
+            self._scores[config] = {name: row[name] for name in ("before", "after") if name in row}
         if not self._bar.disable:
             self._bar.update(
                 self._task,
-                description=place,
+                description=self._place([config]),
                 total=self._done + self._work_left,
                 completed=self._done,
                 rest=self.time_left(),
             )
-        elif "before" in row and (finished or time.monotonic() - self._said > QUIET):
-            scores = [f"{name} {row[name]:.3f}" for name in ("before", "after") if name in row]
-            reached = [] if finished else [f"round {row['round']}/{config.rounds}"]
-            self.say("  ".join([place, *reached, *scores, self.time_left()]).rstrip())
+        elif self._log.due():
+            self._report([config], f"round {row['round']}/{config.rounds}")
+
+    def _end(self, configs: list[RunConfig]) -> None:
+        for config in configs:
+            if config in self._running:  # it diverged, and its other rounds will not be run
+                self._work_left -= work(config) * (1 - self._running.pop(config))
+                self._left -= 1
+        if self._bar.disable:
+            self._report(configs, "ended")
+
+    def _report(self, configs: list[RunConfig], reached: str) -> None:
+        """A line of the log: where it stands, the latest scores (of several runs the mean), the rate, the time left."""
+        scores = [self._scores[config] for config in configs if config in self._scores]
+        words = [self._place(configs), reached]
+        for name in ("before", "after"):
+            if values := [each[name] for each in scores if name in each]:
+                words.append(f"{name} {sum(values) / len(values):.3f}")
+        if self._rounds:
+            words.append(speed(self._rounds, time.monotonic() - self._began))
+        self.say("  ".join([*words, self.time_left()]).rstrip())
+
+    def _place(self, configs: list[RunConfig]) -> str:
+        config = configs[0]
+        run = f"lr {config.lr:g} seed {config.seed}" if len(configs) == 1 else f"{len(configs)} runs"
+        return f"{self._what} {self._total - self._left}/{self._total}  {config.data}  {config.method} {run}"
 
     def time_left(self) -> str:
         if not self._done:
@@ -81,19 +112,7 @@ class Grid:
         return duration((time.monotonic() - self._began) / self._done * max(0.0, self._work_left)) + " left"
 
     def say(self, text: str) -> None:
-        self._said = time.monotonic()
         if not self._bar.disable:
             self._bar.console.print(text, highlight=False)
         else:
-            print(text, flush=True)
-
-
-def duration(seconds: float) -> str:
-    """
-    >>> duration(42), duration(600), duration(9000), duration(200_000)
-    ('42 s', '10 min', '2.5 h', '2.3 days')
-    """
-    for limit, size, unit in ((120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")):
-        if seconds < limit:
-            return f"{seconds / size:.1f} {unit}" if unit == "h" else f"{seconds / size:.0f} {unit}"
-    return f"{seconds / 86_400:.1f} days"
+            self._log.say(text)

@@ -1,23 +1,33 @@
 """Runs under way: a live line in a terminal, plain lines elsewhere, and the table at the end."""
 
 import sys
+import threading
 import time
 from pathlib import Path
 
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn, TimeRemainingColumn
 
 from fedncv.cli.summary import print_table
-from fedncv.results import read_config, read_run
+from fedncv.config import RunConfig
+from fedncv.engine.processes import num_cores
+from fedncv.results import METRICS, STATE, Run, read_config, read_runs
 from fedncv.simulate import Row, resume
+
+OFTEN = 10  # seconds after which a log has another line, if something happened
+QUIET = 30  # and if nothing did
 
 
 def run_all(out: Path, folders: list[Path]) -> int:
     """Every run to its end, one after the other; then what came of them and where it is."""
     configs = {folder: read_config(folder) for folder in folders}
     total = sum(config.rounds for config in configs.values())
-    live = Live(total) if sys.stdout.isatty() else Plain()
+    finished = {run.folder for run in read_runs(folders)[0] if run.status == "finished"}
+    left = [config for folder, config in configs.items() if folder not in finished]
+    live = Live(total) if sys.stdout.isatty() else Plain(total, start_line(len(folders), left))
     failures: list[str] = []
+    failed: set[Path] = set()
     try:
         with live:
             for number, folder in enumerate(folders, start=1):
@@ -25,30 +35,29 @@ def run_all(out: Path, folders: list[Path]) -> int:
                 live.begin(f"[{number}/{len(folders)}] {config.method} seed {config.seed}", config.rounds)
                 try:
                     resume(folder, on_round=live.row)
-                except (
-                    ArithmeticError,
-                    ValueError,
-                ) as error:  # one that diverged or is damaged does not stop the others
+                except (ArithmeticError, ValueError) as error:  # diverged or damaged: it does not stop the others
+                    failed.add(folder)
                     failures.append(f"{folder}: {error}")
                     live.say(f"fedncv: {failures[-1]}")
     except KeyboardInterrupt:
         print(f"\nstopped; nothing is lost. Go on with:  fedncv resume {out}", file=sys.stderr)
         return 130
-    readable = [folder for folder in folders if _is_readable(folder)]
-    if readable:
-        print_table(readable)
-        _draw(out, readable)
+    runs, _ = read_runs(folders)  # a damaged one has said so
+    failures += [_shortened(run) for run in runs if run.status == "unfinished" and run.folder not in failed]
+    if runs:
+        print_table(runs)
+        _draw(out, [run.folder for run in runs])
     for failure in failures:
         print(f"fedncv: {failure}", file=sys.stderr)
     return 2 if failures else 0
 
 
-def _is_readable(folder: Path) -> bool:
-    try:
-        read_run(folder)
-    except ValueError:  # one that is damaged has said so, and the others have their table
-        return False
-    return True
+def _shortened(run: Run) -> str:
+    """Of a run that was trained to its end, and yet has not the rows of it."""
+    return (
+        f"{run.folder / METRICS} has lost rows: it ends with round {run.rounds} of {run.config.rounds}; "
+        f"restore it, or delete {STATE} beside it and resume to repeat the run"
+    )
 
 
 def _draw(out: Path, folders: list[Path]) -> None:
@@ -64,31 +73,107 @@ def bar(*behind: ProgressColumn) -> Progress:
     return Progress(*columns, console=Console(), transient=True, disable=not sys.stdout.isatty())
 
 
+def start_line(total: int, left: list[RunConfig]) -> str:
+    """How much there is to do, and on what: the first line of a log."""
+    if not left:
+        return f"{total} runs, all finished"
+    places = dict.fromkeys(f"{_device(config.device)}, engine {config.engine}" for config in left)
+    return f"{total} runs, {total - len(left)} finished, {len(left)} to do, on {'; '.join(places)}"
+
+
+def _device(name: str) -> str:
+    if name.startswith("cuda"):
+        return f"{name} ({torch.cuda.get_device_name(name)})"
+    return f"{name} ({num_cores()} cores)"
+
+
+def speed(rounds: int, seconds: float) -> str:
+    """
+    >>> speed(3, 2.0), speed(5000, 60.0)
+    ('90.0 rounds/min', '5,000.0 rounds/min')
+    """
+    return f"{60 * rounds / seconds:,.1f} rounds/min"
+
+
+def duration(seconds: float) -> str:
+    """
+    >>> duration(42), duration(600), duration(9000), duration(200_000)
+    ('42 s', '10 min', '2.5 h', '2.3 days')
+    """
+    for limit, size, unit in ((120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")):
+        if seconds < limit:
+            return f"{seconds / size:.1f} {unit}" if unit == "h" else f"{seconds / size:.0f} {unit}"
+    return f"{seconds / 86_400:.1f} days"
+
+
+class Log:
+    """Lines for a file; where nothing happens for a while, that it is still at work."""
+
+    def __init__(self) -> None:
+        self._last, self._told, self._said = "", 0.0, 0.0
+        self._over = threading.Event()
+        self._waiting = threading.Thread(target=self._wait, daemon=True)
+
+    def start(self) -> None:
+        self._waiting.start()
+
+    def stop(self) -> None:
+        self._over.set()
+        self._waiting.join()
+
+    def say(self, text: str) -> None:
+        self._last, self._told = text, time.monotonic()
+        self._print(text)
+
+    def due(self) -> bool:
+        return time.monotonic() - self._said >= OFTEN
+
+    def _print(self, text: str) -> None:
+        self._said = time.monotonic()
+        print(text, flush=True)
+
+    def _wait(self) -> None:
+        while not self._over.wait(max(0.1, self._said + QUIET - time.monotonic())):
+            if time.monotonic() - self._said >= QUIET:
+                self._print(f"still at work, {duration(time.monotonic() - self._told)} after: {self._last}")
+
+
 class Plain:
-    """A line for every measurement."""
+    """A log: a line at the start, for every measurement, and for a round where there was none for a while."""
+
+    def __init__(self, total: int, start: str) -> None:
+        self._log = Log()
+        self._total, self._start = total, start
+        self._done = 0  # rounds of the runs up to this one, and of it
+        self._trained = 0  # rounds since this command began
+        self._began = time.monotonic()
 
     def __enter__(self) -> "Plain":
+        self.say(self._start)
+        self._log.start()
         return self
 
-    def __exit__(self, *_: object) -> None: ...
+    def __exit__(self, *_: object) -> None:
+        self._log.stop()
 
     def begin(self, name: str, rounds: int) -> None:
-        self._name, self._rounds, self._began, self._first = name, rounds, time.monotonic(), -1
+        self._name, self._rounds = name, rounds
+        self._done += rounds
 
     def row(self, row: Row) -> None:
-        if self._first < 0:
-            self._first = row["round"]
-        if "before" not in row:
+        self._trained += row["round"] > 0
+        if "before" not in row and not self._log.due():
             return
-        done = row["round"] - self._first
-        left = (time.monotonic() - self._began) / done * (self._rounds - row["round"]) if done else None
-        words = [f"{self._name}  round {row['round']}/{self._rounds}  before {row['before']:.3f}"]
-        words += [f"after {row['after']:.3f}"] if "after" in row else []
-        words += [f"{left:.0f} s left"] if left else []
+        words = [f"{self._name}  round {row['round']}/{self._rounds}"]
+        words += [f"{name} {row[name]:.3f}" for name in ("before", "after") if name in row]
+        left = self._total - self._done + self._rounds - row["round"]
+        if self._trained:
+            taken = time.monotonic() - self._began
+            words += [speed(self._trained, taken), f"{duration(taken / self._trained * left)} left"]
         self.say("  ".join(words))
 
     def say(self, text: str) -> None:
-        print(text, flush=True)
+        self._log.say(text)
 
 
 class Live:

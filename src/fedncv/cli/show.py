@@ -1,5 +1,6 @@
 """fedncv show: what runs have reached, as a table and a curve in the terminal."""
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -8,7 +9,7 @@ import tyro
 
 from fedncv.cli.arguments import parse
 from fedncv.cli.summary import print_table
-from fedncv.results import Run, by_method, points, read_run, runs_in
+from fedncv.results import Run, by_method, points, read_runs, runs_in
 
 WIDTH, HEIGHT = 64, 12
 
@@ -22,10 +23,13 @@ class Arguments:
 
 
 def main(argv: list[str]) -> int:
-    folders = runs_in(Path(parse(Arguments, argv, command="show").folder))
-    print_table(folders)
-    print(curve([read_run(folder) for folder in folders]))
-    return 0
+    runs, unreadable = read_runs(runs_in(Path(parse(Arguments, argv, command="show").folder)))
+    if runs:
+        print_table(runs)
+        print(curve(runs))
+    for error in unreadable.values():
+        print(f"fedncv: {error}", file=sys.stderr)
+    return 2 if unreadable else 0
 
 
 def curve(runs: list[Run]) -> str:

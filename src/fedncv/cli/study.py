@@ -17,7 +17,8 @@ from rich.table import Table
 
 from fedncv import store
 from fedncv.cli.arguments import parse
-from fedncv.cli.grid import Grid, duration
+from fedncv.cli.grid import Grid
+from fedncv.cli.progress import duration
 from fedncv.cli.summary import print_table
 from fedncv.config import Settings
 from fedncv.data.table import markdown
@@ -154,7 +155,7 @@ def _run(study: Study, out: Path, argv: list[str], *, jobs: int, tensorboard: bo
         print("\nstopped; nothing is lost. Go on with the same command.", file=sys.stderr)
         return 130
     for column in study.columns():
-        print_table([out / cell.folder for cell in study.cells() if cell.folder.parent == Path(column)])
+        print_table([read_run(out / cell.folder) for cell in study.cells() if cell.folder.parent == Path(column)])
     print(f"\nstudy  {out}\npage   fedncv report {out}")
     failed = failures(out, study.cells())
     for each in failed:

@@ -1,6 +1,5 @@
 """The table of runs: what every method reached, and what it cost."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,7 +7,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from fedncv.results import Run, Score, by_method, read_run
+from fedncv.results import Run, Score, by_method
 
 SCORES = ("before", "after", "before_client_mean", "before_worst_decile")
 WIDE = 120  # characters; a narrower terminal is spared the columns that can be spared
@@ -25,9 +24,8 @@ COLUMNS = {
 }
 
 
-def print_table(folders: list[Path]) -> None:
+def print_table(runs: list[Run]) -> None:
     """One line a method, mean and deviation over its seeds; runs that are not finished are named below."""
-    runs = [read_run(folder) for folder in folders]
     finished = [run for run in runs if run.status == "finished"]
     console = Console() if Console().is_terminal else Console(width=140)
     columns = {name: head for name, head in COLUMNS.items() if console.width >= WIDE or name not in SPARED}

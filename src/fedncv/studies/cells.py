@@ -5,7 +5,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ from fedncv.config import RunConfig
 from fedncv.data import divide, load, statistics
 from fedncv.engine.choose import common
 from fedncv.engine.problem import build
-from fedncv.results import STATE, is_run, read_config, read_rows, read_run
+from fedncv.results import METRICS, STATE, is_run, read_config, read_rows, read_run
 from fedncv.simulate import Course, Row, advance_together
 from fedncv.studies.study import NEUTRAL, PARTITION, Cell
 
@@ -24,6 +24,7 @@ class Watch(NamedTuple):
 
     begin: Callable[[list[RunConfig], list[int]], None]  # the runs that go on, and the rounds they already have
     row: Callable[[RunConfig, Row], None]
+    end: Callable[[list[RunConfig]], None]  # of those that began together, also where some failed
     say: Callable[[str], None]
 
 
@@ -37,17 +38,34 @@ def prepare(out: Path, cells: list[Cell]) -> list[Path]:
     for folder, config in cells:
         path = out / folder
         if is_run(path):
-            run = read_run(path)
-            if replace(run.config, **{name: getattr(config, name) for name in NEUTRAL}) != config:
-                raise ValueError(f"{path} holds a run with other settings than the study's; choose another --out")
-            if run.status != "unfinished":
+            found = read_config(path)
+            if differing := _differing(found, config):
+                raise ValueError(
+                    f"{path} holds a run with other settings than the study's ({', '.join(differing)}); "
+                    "choose another --out"
+                )
+            if _is_over(path):
                 continue
-            if run.config != config and not (path / STATE).exists():  # not begun: it takes the new device
+            if found != config and not (path / STATE).exists():  # not begun: it takes the new device
                 store.create(path, config, overwrite=True)
         else:
             store.create(path, config)
         left.append(path)
     return left
+
+
+def _differing(found: RunConfig, config: RunConfig) -> list[str]:
+    names = [f.name for f in fields(RunConfig) if f.name not in NEUTRAL]
+    values = [(name, getattr(found, name), getattr(config, name)) for name in names]
+    return [f"{name} {theirs!r}, not {ours!r}" for name, theirs, ours in values if theirs != ours]
+
+
+def _is_over(folder: Path) -> bool:
+    """Finished or failed. Where rows are damaged it goes on, for a checkpoint may mend them."""
+    try:
+        return read_run(folder).status != "unfinished"
+    except ValueError:
+        return False
 
 
 def run_cells(folders: list[Path], watch: Watch) -> None:
@@ -83,18 +101,24 @@ def _at_the_same_round(folders: list[Path]) -> list[list[Course]]:
         problem = problem._replace(dataset=dataset)  # the samples are the same: on the device once
         state = store.load_state(folder, problem)
         rows = read_rows(folder)
+        if state.round != (rows[-1]["round"] if rows else 0):
+            raise ValueError(
+                f"{folder / METRICS} has lost rows that {STATE} stands for; restore it, or delete {STATE} and repeat it"
+            )
         groups.setdefault((state.round, len(rows)), []).append(Course(problem, state, rows, folder))
     return [courses for _, courses in sorted(groups.items())]
 
 
 def _run_together(courses: list[Course], watch: Watch) -> None:
-    watch.begin([course.problem.config for course in courses], [course.state.round for course in courses])
+    configs = [course.problem.config for course in courses]
+    watch.begin(configs, [course.state.round for course in courses])
     try:
         advance_together(courses, on_round=lambda course, row: watch.row(course.problem.config, row))
     except ArithmeticError:
         for course in courses:
             if course.error is not None:
                 watch.say(f"{course.folder}: {course.error}")
+    watch.end(configs)
 
 
 def failures(out: Path, cells: list[Cell]) -> list[str]:

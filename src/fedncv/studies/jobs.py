@@ -71,6 +71,7 @@ def _work(group: list[Path], told: Any) -> None:
     watch = Watch(
         begin=lambda configs, rounds: told.put(("begin", configs, rounds)),
         row=lambda config, row: told.put(("row", config, row)),
+        end=lambda configs: told.put(("end", configs)),
         say=lambda text: told.put(("say", text)),
     )
     try:

@@ -1,0 +1,166 @@
+"""What a log says of runs under way, by a clock that the test moves."""
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from fedncv.cli import grid, progress
+from fedncv.cli.grid import Grid
+from fedncv.cli.progress import Log, Plain, start_line
+from fedncv.config import RunConfig
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def monotonic(self):
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(progress, "time", clock)
+    monkeypatch.setattr(grid, "time", clock)
+    monkeypatch.setattr(progress, "num_cores", lambda: 8)
+    return clock
+
+
+@pytest.fixture
+def said(capsys):
+    def lines():
+        return capsys.readouterr().out.splitlines()
+
+    return lines
+
+
+def test_the_first_line_says_how_much_is_to_do_and_on_what(clock, monkeypatch):
+    monkeypatch.setattr(progress.torch.cuda, "get_device_name", lambda name: "a GPU")
+    cpu, gpu = RunConfig(), RunConfig(device="cuda:1", engine="stacked")
+    assert start_line(5, [cpu, cpu]) == "5 runs, 3 finished, 2 to do, on cpu (8 cores), engine auto"
+    assert start_line(2, [cpu, gpu]).endswith("on cpu (8 cores), engine auto; cuda:1 (a GPU), engine stacked")
+    assert start_line(5, []) == "5 runs, all finished"
+
+
+def test_runs_one_by_one_have_a_line_for_a_measurement_and_after_ten_seconds(clock, said):
+    """Five rounds in 10 s; 15 of the 20 rounds of two runs are left, at 2 s each."""
+    plain = Plain(20, "")
+    plain.begin("[1/2] fedavg seed 0", 10)
+    plain.row({"round": 0, "before": 0.1})
+    for t in range(1, 6):
+        clock.now = 2.0 * t
+        plain.row({"round": t})
+    clock.now = 12.0
+    plain.row({"round": 6, "before": 0.5, "after": 0.625})
+    assert said() == [
+        "[1/2] fedavg seed 0  round 0/10  before 0.100",
+        "[1/2] fedavg seed 0  round 5/10  30.0 rounds/min  30 s left",
+        "[1/2] fedavg seed 0  round 6/10  before 0.500  after 0.625  30.0 rounds/min  28 s left",
+    ]
+
+
+def test_rounds_of_an_earlier_sitting_are_not_in_the_rate(clock, said):
+    plain = Plain(20, "")
+    plain.begin("a", 10)  # finished long ago: it has no rows
+    plain.begin("b", 10)
+    clock.now = 10.0
+    plain.row({"round": 8})  # it stood at 7
+    assert said() == ["b  round 8/10  6.0 rounds/min  20 s left"]
+
+
+def test_a_grid_says_what_it_has_reached_and_one_line_for_a_group_that_ends(clock, said):
+    """Two of four runs together, 4 rounds each: after round 2 of both a quarter is done, after 10 s 30 s are left."""
+    configs = [RunConfig(rounds=4, seed=seed) for seed in range(4)]
+    watch = Grid("run", 5, configs).watch
+    watch.begin(configs[:2], [0, 0])
+    for config in configs[:2]:
+        watch.row(config, {"round": 0, "before": 0.1})
+        watch.row(config, {"round": 1})
+    watch.row(configs[0], {"round": 2, "before": 0.25})
+    clock.now = 10.0
+    watch.row(configs[1], {"round": 2, "before": 0.5})
+    for config, score in zip(configs[:2], (0.5, 0.75), strict=True):
+        watch.row(config, {"round": 3})
+        watch.row(config, {"round": 4, "before": score, "after": 1.0})
+    watch.end(configs[:2])
+    assert said() == [
+        "run 1/5  digits  fedavg 2 runs  begins at round 0/4",
+        "run 1/5  digits  fedavg lr 0.01 seed 1  round 2/4  before 0.500  24.0 rounds/min  30 s left",
+        "run 3/5  digits  fedavg 2 runs  ended  before 0.625  after 1.000  48.0 rounds/min  10 s left",
+    ]
+
+
+def test_a_run_that_diverged_is_no_work_that_is_left(clock, said):
+    """One of two diverges after a round of four; the other one needs 10 s, and then nothing is left."""
+    configs = [RunConfig(rounds=4, seed=seed) for seed in range(2)]
+    watch = Grid("run", 2, configs).watch
+    watch.begin(configs, [0, 0])
+    watch.row(configs[0], {"round": 1})
+    for t in range(1, 5):
+        watch.row(configs[1], {"round": t})
+    clock.now = 10.0
+    watch.end(configs)
+    assert said()[-1] == "run 2/2  digits  fedavg 2 runs  ended  30.0 rounds/min  0 s left"
+
+
+def test_a_resumed_run_has_less_left(clock, said):
+    """From round 3 of 4: one round in 10 s, and three quarters were done before."""
+    configs = [RunConfig(rounds=4, seed=seed) for seed in range(2)]
+    watch = Grid("run", 2, configs).watch
+    watch.begin(configs[:1], [3])
+    clock.now = 10.0
+    watch.row(configs[0], {"round": 4})
+    assert said()[-1] == "run 1/2  digits  fedavg lr 0.01 seed 0  round 4/4  6.0 rounds/min  40 s left"
+
+
+def test_a_log_says_that_it_is_at_work_where_nothing_happens(monkeypatch, said):
+    monkeypatch.setattr(progress, "QUIET", 0.05)
+    log = Log()
+    log.say("round 1")
+    log.start()
+    time.sleep(0.5)
+    log.stop()
+    first, *others = said()
+    assert first == "round 1"
+    assert others
+    assert all(re.fullmatch(r"still at work, \d+ s after: round 1", line) for line in others)
+    time.sleep(0.2)
+    assert said() == []
+
+
+def test_a_bar_needs_no_log(monkeypatch, said):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    made = Grid("run", 1, [RunConfig(rounds=1)])
+    monkeypatch.setattr(made, "_bar", SimpleNamespace(disable=False, update=lambda *_, **__: None))
+    watch = made.watch
+    watch.begin([RunConfig(rounds=1)], [0])
+    watch.row(RunConfig(rounds=1), {"round": 1, "before": 0.5})
+    watch.end([RunConfig(rounds=1)])
+    assert said() == []
+
+
+@pytest.mark.parametrize("command", ["run", "study"])
+def test_the_first_lines_are_in_the_log_while_the_runs_go_on(command, tmp_path):
+    """A pipe is buffered as a file is: lines that are not flushed would come at the end."""
+    words = ["run", "--method", "fedavg"] if command == "run" else ["study", "smoke", "--methods", "fedavg"]
+    sizes = {"model": "mlp", "clients": 5, "per-round": 2, "epochs": 1, "rounds": 100_000, "eval-every": 1}
+    options = [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedncv", *words, *options, "--out", str(tmp_path / "out")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    lines = [process.stdout.readline() for _ in range(2)]
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert " to do, on cpu (" in lines[0]
+    assert "round 0/100000" in lines[1]
