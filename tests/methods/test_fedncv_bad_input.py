@@ -9,7 +9,8 @@ from torch import nn
 from fedncv.config import RunConfig
 from fedncv.data import Clients, Dataset
 from fedncv.engine import evaluate
-from fedncv.engine.problem import DivergedError, build, start
+from fedncv.engine.local import train as train_client
+from fedncv.engine.problem import DivergedError, arrivals, build, start
 from fedncv.engine.sequential import run_round
 from fedncv.engine.stacked import StackedEngine
 from fedncv.methods import find_method
@@ -93,6 +94,18 @@ def test_one_sample_one_class_a_class_never_seen_and_one_client(form, what):
     state = train(problem, rounds=2)
     assert state.totals.samples > 0
     check_numbers(problem, state)
+
+
+@every_form
+def test_a_class_that_a_client_never_saw_is_unlikely_to_it_not_impossible(form):
+    """Class 3 is in a test alone: log 0 as its prior would rule it out, whatever the model says."""
+    problem = federation(form)
+    state = train(problem)
+    for arrival in arrivals(problem, state, np.arange(4)):
+        trained = train_client(problem, state.round, arrival)
+        ask = problem.ask(arrival.client, arrival.buffers_R, state.round)
+        _, offset_C = problem.method.predict(ask, trained.y_P, arrival.down, trained.kept.own)
+        assert offset_C is None or torch.isfinite(offset_C).all()
 
 
 @every_form
