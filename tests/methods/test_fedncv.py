@@ -5,7 +5,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 import torch
-from federations import everyone, quadratics, tiny, train, vector
+from federations import everyone, products, quadratics, tiny, train, vector
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -319,6 +319,18 @@ def test_a_personal_head_alone_is_fedper_to_the_last_bit():
     for u, kept in b.kept.items():
         assert torch.equal(a.kept[u].own, kept.own)
     assert ours.method.shared(a.server) is None
+
+
+def test_a_personal_head_takes_no_correction():
+    """f = head * body = 1, targets 0 and 3, lr 0.1: g = (1, -2) of both, so e = (1.5, -1.5), body 1.05, heads 0.9 and
+    1.2. Then f = (0.945, 1.26), residuals 0.945 and -1.74: g of body 0.8505 and -2.088, of head 0.99225 and -1.827.
+    """
+    problem = products(fedncv(drift="fixed", personal="head"))
+    state = train(problem)
+    assert_close(problem.method.broadcast(state.server, torch.arange(2)).e_Q, vector(1.5, -1.5)[:, None])
+    replies = [train_client(problem, 1, a) for a in arrivals(problem, state, np.arange(2))]
+    assert_close(torch.cat([reply.up.delta_Q for reply in replies]), 0.1 * vector(0.8505 - 1.5, -2.088 + 1.5))
+    assert_close(torch.cat([reply.kept.own for reply in replies]), vector(0.9 - 0.099225, 1.2 + 0.1827))
 
 
 @pytest.mark.parametrize(("blend", "share"), [(0.5, 1 / 2), (1, 1 / 3)])  # 1 / (1 + blend * 2) after two rounds
