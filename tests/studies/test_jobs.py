@@ -53,3 +53,12 @@ def test_an_interrupt_stops_all_processes_and_the_runs_go_on_later(tmp_path):
     run_groups(alike(prepare(tmp_path / "apart", CELLS)), 2, quiet())
     run_cells(alone, quiet())
     assert metrics(apart) == metrics(alone)
+
+
+def test_a_process_that_is_killed_is_told_with_its_run(tmp_path):
+    def kill(_configs, _rounds):
+        for process in multiprocessing.active_children():
+            process.kill()
+
+    with pytest.raises(JobError, match=f"{CELLS[0].folder} ended with code -9"):
+        run_groups(alike(prepare(tmp_path, CELLS[:1])), 1, quiet()._replace(begin=kill))
