@@ -99,7 +99,7 @@ def _at_the_same_round(folders: list[Path]) -> list[list[Course]]:
         problem = build(read_config(folder))
         dataset = dataset or problem.dataset
         problem = problem._replace(dataset=dataset)  # the samples are the same: on the device once
-        state = store.load_state(folder, problem)
+        state = store.load_state(folder, problem, runs=len(folders))
         rows = read_rows(folder)
         if state.round != (rows[-1]["round"] if rows else 0):
             raise ValueError(
