@@ -1,5 +1,6 @@
 """Reading what runs have left on disk. Imports no training code, and changes nothing."""
 
+import difflib
 import json
 import math
 from pathlib import Path
@@ -84,10 +85,21 @@ def is_run(folder: Path) -> bool:
     return (folder / CONFIG).is_file()
 
 
+def check_folder(folder: Path) -> None:
+    """ValueError where there is none, with the one whose name is like it."""
+    if folder.is_dir():
+        return
+    if folder.exists():
+        raise ValueError(f"{folder} is a file; name a folder of runs, as {folder.parent}")
+    beside = folder.parent.iterdir() if folder.parent.is_dir() else iter(())
+    close = difflib.get_close_matches(folder.name, [path.name for path in beside if path.is_dir()], n=1)
+    remedy = f"did you mean {folder.parent / close[0]}?" if close else "fedncv run and fedncv study make one in runs/"
+    raise ValueError(f"there is no folder {folder}; {remedy}")
+
+
 def runs_in(folder: Path) -> list[Path]:
     """The folder itself if it is a run, otherwise the runs in it."""
-    if not folder.is_dir():
-        raise ValueError(f"there is no folder {folder}")
+    check_folder(folder)
     found = [folder] if is_run(folder) else sorted(path.parent for path in folder.glob(f"*/{CONFIG}"))
     if not found:
         deeper = sorted(path.parent.parent for path in folder.glob(f"*/*/{CONFIG}"))
@@ -159,7 +171,7 @@ def _short(value: Any) -> str:
     """As JSON has it; of a long one the beginning.
 
     >>> _short("0.5"), _short(float("nan")), _short([0.5] * 9)
-    ('"0.5"', 'NaN', '[0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, …')
+    ('"0.5"', 'NaN', '[0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.…')
     """
     text = json.dumps(value)
     return text if len(text) <= SHOWN else text[: SHOWN - 1] + "…"

@@ -19,6 +19,7 @@ from fedncv.cli.run import folder_name
 from fedncv.config import CUSTOM, RunConfig
 from fedncv.recipes import RECIPES
 from fedncv.results import CONFIG, METRICS, read_rows, read_run
+from fedncv.studies.study import FILE
 
 QUICK = ["--model", "mlp", "--clients", "5", "--per-round", "2", "--rounds", "3", "--epochs", "1"]
 
@@ -132,13 +133,20 @@ MISTAKES = [
     (["run", "--method", "fedavg", "fedper+momentum"], "needs a model that all clients share"),
     (["run", "--device", "toaster"], "unknown device 'toaster'"),
     (["run", "--device", "mps"], "unknown device 'mps'; use cpu or cuda"),
+    (["run", "--device", "tpu"], "unknown device 'tpu'; use cpu or cuda"),
+    (["run", "--device", "cuda:x"], "unknown device 'cuda:x'; use cpu, cuda, or one GPU of several, as cuda:0"),
+    (["run", "--method", "fedavg,fedprox:mu=1,"], "--method fedavg fedprox"),
+    (["run", "fedavg"], "unexpected: fedavg; every value comes after its option"),
+    (["run", "--rounds"], "--rounds needs a value"),
+    (["run", "--seeds", "0,1"], "--seeds cannot be '0,1'; it takes numbers, with spaces between them"),
+    (["variance", "fedavg,fedvarp"], "write several with spaces between them: fedncv variance fedavg fedvarp"),
     (
         ["run", "--task", "regression"],
         "cannot compare outputs of shape (2, 10) with targets of shape (2,)",
     ),
-    (["run", "--method", "fedavg", "fedavg"], "named twice"),
+    (["run", "--method", "fedavg", "fedavg"], "fedavg-seed0 is named twice; give every method and every seed once"),
     (["run", "--seeds"], "at least one"),
-    (["show", "nowhere"], "there is no folder nowhere"),
+    (["show", "nowhere"], "there is no folder nowhere; fedncv run and fedncv study make one"),
     (["show", "."], "holds no run"),
     (["resume"], "fedncv resume needs another word: A run, or a folder of runs."),
     (["export", "."], "holds no run"),
@@ -169,11 +177,76 @@ def made(folder, **changes):
 def test_a_run_that_cannot_go_on_here_says_where_it_can(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert main(["resume", made(tmp_path / "a", device="cuda")]) == 2
-    assert f'or write device = "cpu" into its {CONFIG}' in capsys.readouterr().err  # resume has no --device
+    said = capsys.readouterr().err  # resume has no --device
+    assert "torch sees no GPU here; use cpu, or go where there is one" in said
+    assert f"(it stands in {tmp_path / 'a' / CONFIG})" in said
     folder = made(tmp_path / "fed" / "server" / "runs" / "first", data=CUSTOM)
     (tmp_path / "fed" / "server" / "server.toml").touch()
     assert main(["resume", folder]) == 2
     assert f"go on with `fedncv federation resume {tmp_path / 'fed'} --name first`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["run", "study", "variance", "resume"])
+@pytest.mark.parametrize(
+    ("there", "device", "message"),
+    [
+        (0, "cuda", "device is 'cuda', but torch sees no GPU here; use cpu, or go where there is one"),
+        (1, "cuda:1", "device is 'cuda:1', but torch sees 1 GPU here; use cuda:0"),
+        (2, "cuda:7", "device is 'cuda:7', but torch sees 2 GPUs here; use cuda:0 to cuda:1"),
+    ],
+)
+def test_a_gpu_that_is_not_there_is_named_with_those_that_are(
+    command, there, device, message, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: there > 0)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: there)
+    words = {
+        "run": ["--device", device],
+        "study": ["smoke", "--device", device],
+        "variance": ["fedavg", "--device", device],
+        "resume": [made(tmp_path / "a", device=device)],
+    }
+    assert main([command, *words[command]]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
+
+
+def test_a_folder_that_is_not_there_is_named_with_the_one_that_is(tmp_path, capsys):
+    folder = made(tmp_path / "fedavg-seed0")
+    (tmp_path / "notes").touch()
+    for command in ("show", "resume", "report", "export"):
+        assert main([command, folder.replace("fedavg", "fedavgg")]) == 2
+        assert f"fedavgg-seed0; did you mean {folder}?" in capsys.readouterr().err
+        assert main([command, str(tmp_path / "notes")]) == 2
+        assert f"notes is a file; name a folder of runs, as {tmp_path}" in capsys.readouterr().err
+
+
+def test_runs_and_studies_are_not_mixed_in_one_folder(tmp_path, capsys):
+    run = made(tmp_path / "runs" / "fedavg-seed0")
+    (tmp_path / "study").mkdir()
+    (tmp_path / "study" / FILE).touch()
+    study = ["study", "smoke", "--methods", "fedavg", "--seeds", "1"]
+    for words, out, message in (
+        (["run"], run, f"{run} is a run, and holds no others; choose another --out, as {tmp_path / 'runs'}"),
+        (study, run, f"{run} is a run, and holds no others; choose another --out, as {tmp_path / 'runs'}"),
+        (study, tmp_path / "runs", f"{run} is a run of its own, and no part of a study; choose another --out"),
+        (["run"], tmp_path / "study", f"{tmp_path / 'study'} holds a study"),
+    ):
+        before = sorted(tmp_path.rglob("*"))
+        assert main([*words, *QUICK, "--out", str(out)]) == 2
+        assert message in capsys.readouterr().err
+        assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_an_out_that_is_a_file_is_named(tmp_path, capsys):
+    (tmp_path / "notes").touch()
+    for words in (["run"], ["study", "smoke", "--methods", "fedavg", "--seeds", "1"]):
+        assert main([*words, *QUICK, "--out", str(tmp_path / "notes")]) == 2
+        said = capsys.readouterr().err
+        assert said.startswith(f"fedncv: {tmp_path / 'notes'}")
+        assert "choose another place" in said
 
 
 @pytest.mark.parametrize("command", ["show", "resume", "export", "variance"])

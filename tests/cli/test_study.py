@@ -148,11 +148,20 @@ MISTAKES = [
         "--tuning-lr must be above 0 and finite",
     ),
     (["study", "smoke", "--tune", "--tuning-lr", "0.1", "0.1"], "--tuning-lr names one twice: 0.1 0.1"),
+    (
+        ["study", "smoke", "--seeds", "0", "1"],
+        "--seeds 0 1: a study takes the number of seeds; --seeds 3 is 0, 1 and 2",
+    ),
+    (
+        ["study", "smoke", "--methods", "fedavg,fedper"],
+        "write several with spaces between them: --methods fedavg fedper",
+    ),
+    (["study", "smoke", "--datasets", "digits,mnist"], "--datasets digits mnist"),
     (["study", "smoke", "--methods"], "nothing to run: give at least one of --methods"),
     (["study", "smoke", "--data", "mnist"], "a study names its data with --datasets"),
     (["study", "smoke", "--jobs", "0", "--dry-run"], "--jobs is a number of processes, at least 1, not 0"),
     (["report", "nowhere"], "there is no folder nowhere"),
-    (["report", "."], "holds no run"),
+    (["report", "."], "holds no run (no config.toml in it or below); fedncv study and fedncv run make some"),
     (["report", ".", "--target", "80"], "from 0 to 1, not 80"),
     (["report", ".", "--allow", "lrr"], "--allow: unknown setting 'lrr'; did you mean 'lr'?"),
 ]

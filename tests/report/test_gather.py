@@ -96,11 +96,19 @@ def test_an_unreadable_run_without_a_study_goes_by_its_config_or_else_by_its_fol
     assert named == {("cifar10", "fedavg seed 1", "unreadable"), ("cifar10", "fedavg-seed2", "unreadable")}
 
 
+@pytest.mark.parametrize("value", ["NaN", '"x"', "[1]"])
+def test_clocks_that_are_damaged_are_lost(study, tmp_path, value):
+    write_study(tmp_path, study)
+    with (tmp_path / "cifar10/fedavg-seed0/timing.jsonl").open("a") as file:
+        file.write(f'{{"round": 21, "seconds": {value}}}\n')
+    assert seconds(gather(tmp_path).columns[0].runs["fedavg"][0]) is None
+
+
 def test_other_protocols_are_refused_with_the_fields(study, tmp_path):
     write_study(tmp_path / "a", study)
     other = config_of(study, "cifar10/fedavg-seed0")
     write_run(tmp_path / "a/cifar10/longer", replace(other, seed=9, rounds=40, lr=0.5), 0.5)
-    with pytest.raises(ValueError, match=r"rounds \(20 in .*, 40 in longer\); lr .*--allow rounds lr"):
+    with pytest.raises(ValueError, match=r"rounds \(20 in .*, 40 in cifar10/longer\); lr .*--allow rounds lr"):
         gather(tmp_path / "a")
     assert gather(tmp_path / "a", allow=("rounds", "lr")).differing == ["rounds", "lr"]
 

@@ -3,17 +3,54 @@
 import contextlib
 import io
 import re
+from pathlib import Path
 from typing import TypeVar
 
+import torch
 import tyro
+
+from fedncv.results import is_run
 
 T = TypeVar("T")
 PLAINER = {  # what Python and tyro say of a value, and what a person reads
     r"Error parsing (\S+): invalid literal for int\(\) with base 10: (.+)": r"\1 is a whole number, not \2",
     r"Error parsing (\S+): could not convert string to float: (.+)": r"\1 is a number, not \2",
-    r"Error parsing (\S+): Could not find valid parse for arguments: \[(.+)\]": r"\1 cannot be \2",
+    r"Error parsing (\S+): Could not find valid parse for arguments: \[(.+)\]": (
+        r"\1 cannot be \2; it takes numbers, with spaces between them"
+    ),
+    r"Missing value for argument '(\S+)'\. Expected 1 values\.": r"\1 needs a value",
+    r"Unrecognized options: ((?!-).+)": r"unexpected: \1; every value comes after its option",
     r"Missing from (.+): \S+ (.+) \(required\)": r"\1 needs another word: \2",
 }
+
+
+def check_words(option: str, words: tuple[str, ...]) -> None:
+    """ValueError where several names were written as one: a comma is for the knobs, after a colon."""
+    for word in words:
+        if "," in word.partition(":")[0]:
+            apart = " ".join(word.partition(":")[0].split(","))
+            raise ValueError(f"{word!r} is one word; write several with spaces between them: {option} {apart}")
+
+
+def check_device(name: str) -> None:
+    """ValueError where nothing can be trained on it here."""
+    kind, colon, number = name.partition(":")
+    if kind not in ("cpu", "cuda") or (colon and not number.isdecimal()):
+        raise ValueError(f"unknown device {name!r}; use cpu, cuda, or one GPU of several, as cuda:0")
+    if kind == "cpu":
+        return
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not count:
+        raise ValueError(f"device is {name!r}, but torch sees no GPU here; use cpu, or go where there is one")
+    if colon and int(number) >= count:
+        there = "cuda:0" if count == 1 else f"cuda:0 to cuda:{count - 1}"
+        raise ValueError(f"device is {name!r}, but torch sees {count} GPU{'s' * (count > 1)} here; use {there}")
+
+
+def check_out(out: Path) -> None:
+    """ValueError where the folder for runs is a run itself."""
+    if is_run(out):
+        raise ValueError(f"{out} is a run, and holds no others; choose another --out, as {out.parent}")
 
 
 def parse(kind: type[T], argv: list[str], *, command: str, default: T | None = None) -> T:

@@ -4,10 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import tyro
 
-from fedncv.cli.arguments import parse
+from fedncv.cli.arguments import check_device, parse
 from fedncv.cli.progress import run_all
 from fedncv.results import CONFIG, read_config, runs_in
 
@@ -31,11 +30,10 @@ def main(argv: list[str]) -> int:
 def _check_place(run: Path) -> None:
     """ValueError where the run goes on elsewhere: on a GPU that is not here, or between a federation's machines."""
     device = read_config(run).device
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(
-            f"{run} is trained on {device}, but torch sees no GPU here; go where there is one, "
-            f'or write device = "cpu" into its {CONFIG}'
-        )
+    try:
+        check_device(device)
+    except ValueError as error:
+        raise ValueError(f"{run}: {error} (it stands in {run / CONFIG})") from None
     server = run.resolve().parent.parent
     if (server / "server.toml").exists():
         command = f"fedncv federation resume {server.parent} --name {run.name}"

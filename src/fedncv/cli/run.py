@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Literal
 
 from fedncv import store
-from fedncv.cli.arguments import parse
+from fedncv.cli.arguments import check_device, check_out, check_words, parse
 from fedncv.cli.progress import run_all
 from fedncv.config import RunConfig, Settings, from_dict, read_toml
 from fedncv.engine.problem import build, start
 from fedncv.recipes import RECIPES, Recipe
 from fedncv.spec import nearest
-from fedncv.studies.study import folder_name
+from fedncv.studies.study import FILE, folder_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,16 +49,23 @@ def main(argv: list[str]) -> int:
     configs = Recipe(settings, arguments.method, arguments.seeds).configs()
     if not configs:
         raise ValueError("nothing to run: give at least one method and one seed")
+    check_words("--method", arguments.method)
     for config in configs:
         config.check()
+    check_device(settings.device)
     for config in {config.method: config for config in configs}.values():
         start(build(config))  # data, partition, model, device and method are right before a folder is made
     out = Path(arguments.out or f"runs/{settings.data}-{recipe_name}")
     folders = [out / folder_name(config) for config in configs]
     if len(set(folders)) < len(folders):
-        raise ValueError("a method or a seed is named twice")
+        twice = next(folder for folder in folders if folders.count(folder) > 1)
+        raise ValueError(f"{twice.name} is named twice; give every method and every seed once")
     if not arguments.overwrite:
         store.refuse_runs(folders)
+    check_out(out)
+    if (out / FILE).exists():
+        raise ValueError(f"{out} holds a study, whose runs follow its {FILE}; choose another --out")
+    out.mkdir(parents=True, exist_ok=True)
     for folder, config in zip(folders, configs, strict=True):
         store.create(folder, config, overwrite=arguments.overwrite)
     return run_all(out, folders)

@@ -1,5 +1,6 @@
 """fedncv study: one of the paper's tables or figures, or the quick one, as a folder of runs."""
 
+import itertools
 import math
 import platform
 import shlex
@@ -16,14 +17,14 @@ from rich.console import Console
 from rich.table import Table
 
 from fedncv import store
-from fedncv.cli.arguments import parse
+from fedncv.cli.arguments import check_device, check_out, check_words, parse
 from fedncv.cli.grid import Grid
 from fedncv.cli.progress import duration
 from fedncv.cli.summary import print_table
 from fedncv.config import Settings
 from fedncv.data.table import markdown
 from fedncv.engine.problem import build
-from fedncv.results import read_run
+from fedncv.results import CONFIG, read_run
 from fedncv.spec import nearest
 from fedncv.studies import STUDIES
 from fedncv.studies.cells import Watch, alike, failures, prepare, run_cells, write_partition
@@ -73,6 +74,7 @@ def main(argv: list[str]) -> int:
     study = _named(argv)
     if any(word.partition("=")[0] == "--data" for word in argv):
         raise ValueError("a study names its data with --datasets, one or more, not with --data")
+    _check_seeds(argv)
     clients = study.clients or (study.settings.clients,)
     default = Arguments(
         **vars(study.settings) | {"clients": clients, "data": ""},
@@ -82,6 +84,8 @@ def main(argv: list[str]) -> int:
         seeds=len(study.seeds),
     )
     arguments = parse(Arguments, argv, command="study", default=default)
+    check_words("--methods", arguments.methods)
+    check_words("--datasets", arguments.datasets)
     study = _asked(study, arguments)
     out = Path(arguments.out or f"runs/{study.name}")
     if not STUDIES[study.name]().methods:
@@ -91,6 +95,8 @@ def main(argv: list[str]) -> int:
     if (out / FILE).exists():
         study = extend(read_study(out), study, where=out)
     study.check()
+    if not arguments.dry_run or torch.cuda.is_available():  # what it costs may be asked where there is no GPU
+        check_device(arguments.device)
     if arguments.jobs < 1:
         raise ValueError(f"--jobs is a number of processes, at least 1, not {arguments.jobs}")
     if arguments.dry_run:
@@ -108,6 +114,14 @@ def _named(argv: list[str]) -> Study:
     if name not in STUDIES:
         raise ValueError(nearest(name, STUDIES, what="study"))
     return STUDIES[name]()
+
+
+def _check_seeds(argv: list[str]) -> None:
+    """ValueError for a list of seeds, as `fedncv run` takes it."""
+    given = argv[argv.index("--seeds") + 1 :] if "--seeds" in argv else []
+    seeds = list(itertools.takewhile(str.isdecimal, given))
+    if len(seeds) > 1:
+        raise ValueError(f"--seeds {' '.join(seeds)}: a study takes the number of seeds; --seeds 3 is 0, 1 and 2")
 
 
 def _asked(study: Study, arguments: Arguments) -> Study:
@@ -143,6 +157,9 @@ def _asked(study: Study, arguments: Arguments) -> Study:
 
 
 def _run(study: Study, out: Path, argv: list[str], *, jobs: int, tensorboard: bool) -> int:
+    check_out(out)
+    if alone := next(out.glob(f"*/{CONFIG}"), None):
+        raise ValueError(f"{alone.parent} is a run of its own, and no part of a study; choose another --out")
     build(study.cells()[0].config)  # data, model and device are there before a folder is made
     for column, settings in study.columns().items():
         write_partition(out / column, replace(study.cells()[0].config, **vars(settings)))

@@ -9,7 +9,7 @@ from typing import Annotated
 import tyro
 from rich.progress import TimeRemainingColumn
 
-from fedncv.cli.arguments import parse
+from fedncv.cli.arguments import check_device, check_words, parse
 from fedncv.cli.progress import bar
 from fedncv.config import RunConfig, Settings
 from fedncv.observatory.compare import OWN, check, rows_of
@@ -101,6 +101,7 @@ def _asked(arguments: Arguments) -> tuple[RunConfig, tuple[str, ...]]:
         methods = methods[1:] or (read_config(Path(methods[0])).method,)
     if not methods:
         raise ValueError("name a run's folder or one or more methods, as in: fedncv variance fedavg fedvarp fedncv")
+    check_words("fedncv variance", methods)
     if len(set(methods)) < len(methods) or len(set(arguments.seeds)) < len(arguments.seeds):
         raise ValueError("a method or a seed is named twice")
     return RunConfig(**{f.name: getattr(arguments, f.name) for f in fields(Settings)}), methods
@@ -112,6 +113,7 @@ def _check(arguments: Arguments, config: RunConfig, at: tuple[int, ...]) -> None
     if config.rounds == 0:
         raise ValueError("rounds is 0: there is no path to follow; give at least one round")
     config.check()
+    check_device(config.device)
     if arguments.draws < 10:
         raise ValueError(f"--draws must be at least 10, not {arguments.draws}")
     for t in at:

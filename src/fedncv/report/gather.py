@@ -5,6 +5,7 @@ are refused, with the fields in which they differ.
 """
 
 import json
+import math
 import sys
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple
 
 from fedncv.config import RunConfig, Settings, read_toml
 from fedncv.report import names, paper
-from fedncv.results import CONFIG, PERCENT, TIMING, Run, Score, read_config, read_runs
+from fedncv.results import CONFIG, PERCENT, TIMING, Run, Score, check_folder, read_config, read_runs
 from fedncv.studies.study import FILE, NEUTRAL, TUNING, Study, read_study
 
 NO_SEED = -1  # of a run whose config cannot be read
@@ -121,12 +122,11 @@ class Results(NamedTuple):
 
 def gather(folder: Path, *, allow: tuple[str, ...] = ()) -> Results:
     """Read it all. ``allow`` names fields in which the runs of one table may differ."""
-    if not folder.is_dir():
-        raise ValueError(f"there is no folder {folder}")
+    check_folder(folder)
     study = read_study(folder) if (folder / FILE).exists() else None
     paths = _find(folder)
     if not paths and study is None:
-        raise ValueError(f"{folder} holds no run (no {CONFIG} in it or below)")
+        raise ValueError(f"{folder} holds no run (no {CONFIG} in it or below); fedncv study and fedncv run make some")
     runs, unreadable = read_runs(paths)
     if study is not None and (study.tuning is not None or study.lr):
         allow = (*allow, "lr")
@@ -134,7 +134,7 @@ def gather(folder: Path, *, allow: tuple[str, ...] = ()) -> Results:
         allow = (*allow, "clients", "per_round")
     if study is not None:
         allow = (*allow, *{name for changes in study.variants.values() for name in changes})
-    differing = _check_protocol(runs, allow)
+    differing = _check_protocol(folder, runs, allow)
     columns, missing = _columns(folder, study, runs, unreadable)
     if study is None and not any(column.runs for column in columns):
         first = missing[0]
@@ -163,7 +163,7 @@ def _find(folder: Path) -> list[Path]:
     return sorted(found)
 
 
-def _check_protocol(runs: list[Run], allow: tuple[str, ...]) -> list[str]:
+def _check_protocol(folder: Path, runs: list[Run], allow: tuple[str, ...]) -> list[str]:
     """The permitted fields that differ; ValueError with those that differ without permission."""
     differing, refused = [], []
     for f in fields(RunConfig):
@@ -175,7 +175,7 @@ def _check_protocol(runs: list[Run], allow: tuple[str, ...]) -> list[str]:
         if len(values) > 1:
             differing.append(f.name)
             if f.name not in allow:
-                examples = [f"{value!r} in {run.folder.name}" for value, run in list(values.items())[:2]]
+                examples = [f"{value!r} in {run.folder.relative_to(folder)}" for value, run in list(values.items())[:2]]
                 refused.append(f"{f.name} ({', '.join(examples)})")
     if refused:
         raise ValueError(
@@ -252,7 +252,7 @@ def seconds(run: Run) -> float | None:
             total += json.loads(line)["seconds"]
         except (ValueError, KeyError, TypeError):
             return None
-    return total
+    return total if math.isfinite(total) else None
 
 
 def command(results: Results) -> str:
