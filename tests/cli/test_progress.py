@@ -4,6 +4,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from types import SimpleNamespace
 
@@ -149,7 +150,7 @@ def test_a_bar_needs_no_log(monkeypatch, said):
 def test_the_first_lines_are_in_the_log_while_the_runs_go_on(command, tmp_path):
     """A pipe is buffered as a file is: lines that are not flushed would come at the end."""
     words = ["run", "--method", "fedavg"] if command == "run" else ["study", "smoke", "--methods", "fedavg"]
-    sizes = {"model": "mlp", "clients": 5, "per-round": 2, "epochs": 1, "rounds": 100_000, "eval-every": 1}
+    sizes = {"model": "mlp", "clients": 5, "per-round": 2, "epochs": 1, "rounds": 100_000, "eval-every": 100_000}
     options = [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
     process = subprocess.Popen(
         [sys.executable, "-m", "fedncv", *words, *options, "--out", str(tmp_path / "out")],
@@ -157,8 +158,11 @@ def test_the_first_lines_are_in_the_log_while_the_runs_go_on(command, tmp_path):
         stderr=subprocess.PIPE,
         text=True,
     )
+    too_late = threading.Timer(60, process.kill)
+    too_late.start()
     lines = [process.stdout.readline() for _ in range(2)]
-    assert process.poll() is None
+    too_late.cancel()
+    assert process.poll() is None, lines
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
     assert process.returncode == 130
