@@ -1,5 +1,6 @@
 """What a log says of runs under way, by a clock that the test moves."""
 
+import os
 import re
 import signal
 import subprocess
@@ -157,6 +158,7 @@ def test_the_first_lines_are_in_the_log_while_the_runs_go_on(command, tmp_path):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
     )
     too_late = threading.Timer(60, process.kill)
     too_late.start()
