@@ -63,9 +63,9 @@ def test_a_value_of_a_wrong_kind_is_named_with_its_line(name, value, message, tm
         (b"[1, 2]\n", 1, "is not a row of metrics: it has no round"),
         (b"7\n", 1, "is not a row of metrics: it has no round"),
         (b'{"before": 0.5}\n', 1, "is not a row of metrics: it has no round"),
-        (lines(ROWS[:1]) + b"\n" + lines(ROWS[1:]), 2, "is no JSON"),
-        (b"\xff\xfe\n", 1, "is no JSON"),
-        (b"[" * 100_000 + b"\n", 1, "is no JSON"),
+        (lines(ROWS[:1]) + b"\n" + lines(ROWS[1:]), 2, "is not a row of metrics: it is no JSON"),
+        (b"\xff\xfe\n", 1, "is not a row of metrics: it is no JSON"),
+        (b"[" * 100_000 + b"\n", 1, "is not a row of metrics: it is no JSON"),
         (b"\xff\xfe\x00", 1, "is not the beginning of a row"),
         (lines(ROWS[:2]) + b"\0" * 100, 3, "is not the beginning of a row"),  # as a power cut leaves it
     ],

@@ -126,7 +126,7 @@ def read_rows(folder: Path) -> list[dict[str, Any]]:
             row = json.loads(line)
             fault = _fault(row)
         except (ValueError, RecursionError):
-            fault = "is no JSON"
+            fault = "is not a row of metrics: it is no JSON"
         if fault:
             raise _damaged(path, number, fault)
         rows.append(row)

@@ -297,7 +297,10 @@ def test_one_damaged_run_is_named_and_the_others_have_their_table(tmp_path, caps
     out = tmp_path / "out"
     assert main(["run", *QUICK, "--method", "fedavg", "fedper", "--out", str(out)]) == 0
     (out / "fedavg-seed0" / METRICS).write_text("damaged\n")
-    for command, message in (("show", ", line 1, is no JSON; restore it"), ("resume", " has lost rows")):
+    for command, message in (
+        ("show", ", line 1, is not a row of metrics: it is no JSON; restore it"),
+        ("resume", " has lost rows"),
+    ):
         capsys.readouterr()
         assert main([command, str(out)]) == 2
         said = capsys.readouterr()

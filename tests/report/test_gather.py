@@ -72,7 +72,7 @@ def test_metrics_damaged_in_the_middle_are_named_and_the_rest_is_shown(study, tm
     results = gather(tmp_path)
     (missing,) = results.missing
     assert missing[:4] == ("cifar10", "fedavg", 2, "unreadable")
-    assert missing.reason.startswith(f"{path}, line 6, is no JSON; ")
+    assert missing.reason.startswith(f"{path}, line 6, is not a row of metrics: it is no JSON; ")
     assert results.num_finished == 8
     assert capsys.readouterr().err == f"left out: {missing.reason}\n"
 
