@@ -62,7 +62,7 @@ def write_run(folder: Path, config, final: float, *, variance=False, until: int 
             at = 0.1 + (final - 0.1) * (1 - np.exp(-5 * t / config.rounds)) / (1 - np.exp(-5)) + shift
             row |= scores("before", at + rng.normal(0, 0.003), config.clients, rng)
             if variance:
-                row |= {"variance_between": 4 / (1 + t), "variance_drift": 1 / (1 + t)}
+                row |= {"variance_other": 4 / (1 + t), "variance_drift": 1 / (1 + t)}
         if t == config.rounds:
             row |= scores("after", min(0.99, final + 0.05 + shift + rng.normal(0, 0.003)), config.clients, rng)
         lines.append(json.dumps(row))

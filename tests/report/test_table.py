@@ -234,7 +234,7 @@ def test_curves_are_means_over_seeds_where_all_have_the_metric(tmp_path):
     assert points[2].mean == pytest.approx(sum(by_hand) / 3)
     assert points[2].low < points[2].mean < points[2].high
     assert [p.round for p in series.curves(column)["after"]["fedavg"]] == [20]
-    assert "variance_between" not in series.curves(column)
+    assert "variance_other" not in series.curves(column)
 
 
 def test_variance_has_a_section_when_it_was_measured(tmp_path):
@@ -243,8 +243,8 @@ def test_variance_has_a_section_when_it_was_measured(tmp_path):
         chart_data(gather(write_study(tmp_path / str(v), study, variance=v))) for v in (False, True)
     )  # fmt: skip
     assert plain["variance"] == []
-    assert set(measured["variance"][0]["metrics"]) == {"variance_between", "variance_drift"}
-    assert "variance_between" not in measured["curves"][0]["metrics"]
+    assert set(measured["variance"][0]["metrics"]) == {"variance_other", "variance_drift"}
+    assert "variance_other" not in measured["curves"][0]["metrics"]
 
 
 def test_work_says_how_many_seeds_reached_the_target(tmp_path):

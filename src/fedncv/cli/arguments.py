@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 from typing import TypeVar
 
-import torch
 import tyro
 
 from fedncv.results import is_run
@@ -30,21 +29,6 @@ def check_words(option: str, words: tuple[str, ...]) -> None:
         if "," in word.partition(":")[0]:
             apart = " ".join(word.partition(":")[0].split(","))
             raise ValueError(f"{word!r} is one word; write several with spaces between them: {option} {apart}")
-
-
-def check_device(name: str) -> None:
-    """ValueError where nothing can be trained on it here."""
-    kind, colon, number = name.partition(":")
-    if kind not in ("cpu", "cuda") or (colon and not number.isdecimal()):
-        raise ValueError(f"unknown device {name!r}; use cpu, cuda, or one GPU of several, as cuda:0")
-    if kind == "cpu":
-        return
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if not count:
-        raise ValueError(f"device is {name!r}, but torch sees no GPU here; use cpu, or go where there is one")
-    if colon and int(number) >= count:
-        there = "cuda:0" if count == 1 else f"cuda:0 to cuda:{count - 1}"
-        raise ValueError(f"device is {name!r}, but torch sees {count} GPU{'s' * (count > 1)} here; use {there}")
 
 
 def check_out(out: Path) -> None:

@@ -6,8 +6,9 @@ from typing import Annotated
 
 import tyro
 
-from fedncv.cli.arguments import check_device, parse
+from fedncv.cli.arguments import parse
 from fedncv.cli.progress import run_all
+from fedncv.engine.problem import find_device
 from fedncv.results import CONFIG, read_config, runs_in
 
 
@@ -31,7 +32,7 @@ def _check_place(run: Path) -> None:
     """ValueError where the run goes on elsewhere: on a GPU that is not here, or between a federation's machines."""
     device = read_config(run).device
     try:
-        check_device(device)
+        find_device(device)
     except ValueError as error:
         raise ValueError(f"{run}: {error} (it stands in {run / CONFIG})") from None
     server = run.resolve().parent.parent

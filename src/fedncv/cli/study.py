@@ -17,13 +17,13 @@ from rich.console import Console
 from rich.table import Table
 
 from fedncv import store
-from fedncv.cli.arguments import check_device, check_out, check_words, parse
+from fedncv.cli.arguments import check_out, check_words, parse
 from fedncv.cli.grid import Grid
 from fedncv.cli.progress import duration
 from fedncv.cli.summary import print_table
 from fedncv.config import Settings
 from fedncv.data.table import markdown
-from fedncv.engine.problem import build
+from fedncv.engine.problem import build, find_device
 from fedncv.results import CONFIG, read_run
 from fedncv.spec import nearest
 from fedncv.studies import STUDIES
@@ -96,7 +96,7 @@ def main(argv: list[str]) -> int:
         study = extend(read_study(out), study, where=out)
     study.check()
     if not arguments.dry_run or torch.cuda.is_available():  # what it costs may be asked where there is no GPU
-        check_device(arguments.device)
+        find_device(arguments.device)
     if arguments.jobs < 1:
         raise ValueError(f"--jobs is a number of processes, at least 1, not {arguments.jobs}")
     if arguments.dry_run:

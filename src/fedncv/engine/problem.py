@@ -134,17 +134,13 @@ def build(
     """The problem that ``config`` names; objects given stand in for the names."""
     given = {"data": data, "model": model, "method": method, "task": task}
     config.check(custom=tuple(name for name, value in given.items() if value is not None))
-    if config.device.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(
-            f"device is {config.device!r}, but torch sees no GPU here; use --device cpu, or go where there is one"
-        )
+    device = find_device(config.device)
     dataset = data or load(config.data, config.data_dir or None)
     if clients is None:
         parts = divide(dataset, config.partition, num_clients=config.clients, seed=config.seed)
         clients = split(parts, config.test_share, config.seed)
     num_clients = len(clients.train)
     dtype = torch.float64 if config.dtype == "float64" else torch.float32
-    device = _device(config.device)
     dataset = dataset._replace(x=dataset.x.to(device), y=dataset.y.to(device))
     example = dataset.inputs(torch.arange(min(2, len(dataset.x))), dtype)
     made = Model(model or find_model(config.model), example, dataset.num_classes, config.seed)
@@ -206,11 +202,18 @@ def _inclusion(
     return sampling.available_inclusion(rates_N, config.per_round)
 
 
-def _device(name: str) -> torch.device:
-    try:
-        return torch.device(name)
-    except RuntimeError:
-        raise ValueError(f"unknown device {name!r}; use cpu or cuda") from None
+def find_device(name: str) -> torch.device:
+    """ValueError where nothing can be trained on it here."""
+    kind, colon, number = name.partition(":")
+    if kind not in ("cpu", "cuda") or (colon and not number.isdecimal()):
+        raise ValueError(f"unknown device {name!r}; use cpu, cuda, or one GPU of several, as cuda:0")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if kind == "cuda" and not count:
+        raise ValueError(f"device is {name!r}, but torch sees no GPU here; use cpu, or go where there is one")
+    if kind == "cuda" and colon and int(number) >= count:
+        there = "cuda:0" if count == 1 else f"cuda:0 to cuda:{count - 1}"
+        raise ValueError(f"device is {name!r}, but torch sees {count} GPU{'s' * (count > 1)} here; use {there}")
+    return torch.device(name)
 
 
 def start(problem: Problem, *, runs: int = 1) -> State:
