@@ -118,6 +118,23 @@ def test_a_study_file_with_a_gap_is_named(study, tmp_path, lost):
         read_study(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("line", "wrong"),
+    [
+        ('seeds = [0, "1"]', r"seeds is \[0, '1'\] where a list of whole numbers"),
+        ("seeds = 3", "seeds is 3 where a list of whole numbers"),
+        ('methods = "fedavg"', "methods is 'fedavg' where a list of names"),
+        ("clients = [20.0]", r"clients is \[20.0\] where"),
+    ],
+)
+def test_a_study_file_with_a_list_of_another_kind_is_named(study, tmp_path, line, wrong):
+    name = line.partition(" ")[0]
+    lines = to_toml(study).splitlines()
+    (tmp_path / FILE).write_text("\n".join(line if each.startswith(f"{name} = [") else each for each in lines))
+    with pytest.raises(ValueError, match=f"{FILE}: {wrong}"):
+        read_study(tmp_path)
+
+
 def test_datasets_methods_and_seeds_can_be_added_and_nothing_else(study):
     more = replace(study, datasets=("cifar10",), methods=("scaffold",), seeds=(0, 1, 2))
     grown = extend(study, more, where=Path("out"))

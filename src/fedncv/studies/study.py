@@ -16,6 +16,7 @@ FILE = "study.toml"
 TUNING = "tuning"  # the folder of the tuning runs, beside the columns
 PARTITION = "partition.json"  # in a column's folder: who holds what, for the report
 
+SEVERAL = {"datasets": str, "methods": str, "seeds": int, "clients": int}  # fields of a study that are lists, of what
 NEUTRAL = ("device", "engine", "data_dir", "checkpoint_every", "probe")  # settings that do not change what a run is
 
 
@@ -122,7 +123,7 @@ def folder_name(config: RunConfig) -> str:
 def to_toml(study: Study, extra: dict[str, dict[str, str]] | None = None) -> str:
     """All of it; ``extra`` holds tables of words, such as the versions it was made with."""
     lines = [f"name = {_toml(study.name)}", f"title = {_toml(study.title)}"]
-    lines += [f"{name} = {_toml(list(getattr(study, name)))}" for name in ("datasets", "methods", "seeds", "clients")]
+    lines += [f"{name} = {_toml(list(getattr(study, name)))}" for name in SEVERAL]
     tables: dict[str, dict[str, Any]] = {"settings": asdict(study.settings)}
     if study.tuning is not None:
         tables["tuning"] = study.tuning._asdict()
@@ -154,16 +155,23 @@ def read_study(folder: Path) -> Study:
             name=values["name"],
             title=values["title"],
             settings=Settings(**{f.name: getattr(settings, f.name) for f in fields(Settings)}),
-            datasets=tuple(values["datasets"]),
-            methods=tuple(values["methods"]),
-            seeds=tuple(values["seeds"]),
-            clients=tuple(values["clients"]),
+            **{name: _several(where, values, name) for name in SEVERAL},
             variants=values.get("variants", {}),
             tuning=None if tuning is None else Tuning(tuple(tuning["grid"]), tuple(tuning["seeds"]), tuning["by"]),
             lr=values.get("lr", {}),
         )
     except (KeyError, TypeError) as error:
         raise ValueError(f"{where} is not a study: {error} is missing or of a wrong kind") from None
+
+
+def _several(where: Path, values: dict[str, Any], name: str) -> tuple[Any, ...]:
+    kind, found = SEVERAL[name], values[name]
+    if not isinstance(found, list) or any(type(each) is not kind for each in found):
+        words = {str: "names", int: "whole numbers"}[kind]
+        raise ValueError(
+            f"{where}: {name} is {found!r} where a list of {words} belongs; restore it, or mend it by hand"
+        )
+    return tuple(found)
 
 
 def extend(old: Study, new: Study, *, where: Path) -> Study:
