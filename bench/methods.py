@@ -40,7 +40,7 @@ def main() -> None:
     settings = {"device": arguments.device, "per_round": arguments.per_round, "rounds": arguments.rounds + 1}
     made = problems(arguments.seeds, data=images(), **settings)
     base, base_start_up = recorded(made, arguments.rounds, arguments.ratio)
-    print(f"FedAvg recorded in {base_start_up:.1f} s; of each round: the median, and the middle half of the rounds")
+    print(f"FedAvg recorded in {base_start_up:.1f} s; mean seconds; median and middle half of the rounds' ratios")
     print(f"{'method':30s} {'s a round':>10s} {'FedAvg':>8s} {'of FedAvg':>10s} {'middle half':>14s} {'start-up':>9s}")
     for name in [name for name in arguments.methods if name != "fedavg"]:
         try:

@@ -10,6 +10,7 @@ from fedncv.results import CONFIG, METRICS, read_rows, read_runs
 
 ROWS = [
     {"round": 0, "label_prior": 0.4, "score_name": "accuracy", "sizes": [3, 4], "barred": {"1": "late"}},
+    {"round": 1, "counted": [0], "absent": [1], "refused": {"1": "a shape"}, "clipped": {"0": ["delta"]}},
     {"round": 1, "loss": None, "before": 0.5, "before_clients": [0.5, None], "skipped": [1]},
     {"round": 2, "failed": "client 1 diverged"},
 ]

@@ -1,5 +1,6 @@
 """The Python side: names or objects, rows, callbacks, and things that are not images."""
 
+import math
 import subprocess
 import sys
 
@@ -11,6 +12,8 @@ from torch import nn
 
 import fedncv
 from fedncv.methods import find_method
+from fedncv.results import read_rows
+from fedncv.tasks import TASKS
 
 QUICK = {"clients": 5, "per_round": 2, "rounds": 3, "epochs": 1}
 
@@ -166,3 +169,11 @@ def test_threads_are_given_back():
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(1)
+
+
+def test_a_loss_that_is_not_finite_is_no_number_in_the_rows(tmp_path):
+    """The gradient, and so the model, may be finite all the same: log 0 of a class that a client never has."""
+    known = TASKS["classification"]
+    task = known._replace(loss=lambda outputs, targets: known.loss(outputs, targets) + math.inf)
+    fedncv.simulate(task=task, model="mlp", out=tmp_path / "run", **QUICK)
+    assert [row.get("loss") for row in read_rows(tmp_path / "run")] == [None] * 4

@@ -1,6 +1,7 @@
 """Everything that decides a run, in one frozen dataclass. The command line, the help and config.toml read it."""
 
 import math
+import re
 import tomllib
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -137,8 +138,8 @@ class RunConfig(Settings):
             find_model(self.model)
         if "task" not in custom:
             find_task(self.task)
-        if self.device.partition(":")[0] not in ("cpu", "cuda"):
-            raise ValueError(f"unknown device {self.device!r}; use cpu or cuda")
+        if not re.fullmatch(r"cpu|cuda(:\d+)?", self.device, re.ASCII):
+            raise ValueError(f"unknown device {self.device!r}; use cpu, cuda, or one GPU of several, as cuda:0")
         find_probe(self.probe)
         parse(self.partition, PARTITIONS, what="partition")
         if self.stream:

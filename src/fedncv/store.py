@@ -216,6 +216,16 @@ def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
+def _has_a_line_end_at(path: Path, length: int) -> bool:
+    if not length:
+        return True
+    if _size(path) < length:
+        return False
+    with path.open("rb") as file:
+        file.seek(length - 1)
+        return file.read(1) == b"\n"
+
+
 def load_state(folder: Path, problem: Problem, *, runs: int = 1) -> State:
     """The latest checkpoint (the start, where there is none yet), with metrics.jsonl cut back to it.
 
@@ -227,8 +237,11 @@ def load_state(folder: Path, problem: Problem, *, runs: int = 1) -> State:
         return start(problem, runs=runs)
     tensors, header = _read(path)
     _check_config(folder, header, problem)
-    if _size(metrics) < header["metrics_bytes"]:
-        raise ValueError(f"{metrics} has lost rows that {path.name} stands for; restore it, or repeat with --overwrite")
+    if not _has_a_line_end_at(metrics, header["metrics_bytes"]):  # cut elsewhere, it would lose a row
+        raise ValueError(
+            f"{metrics} was changed, or has lost rows that {path.name} stands for; restore it, or delete {path.name} "
+            "to begin the run anew"
+        )
     if metrics.exists():
         os.truncate(metrics, header["metrics_bytes"])
     return _restore(problem, folder, tensors, header["numbers"], runs)

@@ -132,8 +132,10 @@ MISTAKES = [
     (["run", "--config", "nowhere.toml"], "cannot read nowhere.toml: No such file"),
     (["run", "--method", "fedavg", "fedper+momentum"], "needs a model that all clients share"),
     (["run", "--device", "toaster"], "unknown device 'toaster'"),
-    (["run", "--device", "mps"], "unknown device 'mps'; use cpu or cuda"),
-    (["run", "--device", "tpu"], "unknown device 'tpu'; use cpu or cuda"),
+    (["run", "--device", "mps"], "unknown device 'mps'; use cpu, cuda, or one GPU of several, as cuda:0"),
+    (["run", "--device", "tpu"], "unknown device 'tpu'; use cpu, cuda, or one GPU of several, as cuda:0"),
+    (["run", "--device", "cpu:7"], "unknown device 'cpu:7'; use cpu, cuda, or one GPU of several, as cuda:0"),
+    (["run", "--method", "fedavg,fedprox:mu=0.1"], "spaces between them: --method fedavg fedprox:mu=0.1"),
     (["run", "--device", "cuda:x"], "unknown device 'cuda:x'; use cpu, cuda, or one GPU of several, as cuda:0"),
     (["run", "--method", "fedavg,fedprox:mu=1,"], "--method fedavg fedprox"),
     (["run", "fedavg"], "unexpected: fedavg; every value comes after its option"),
@@ -229,8 +231,8 @@ def test_runs_and_studies_are_not_mixed_in_one_folder(tmp_path, capsys):
     (tmp_path / "study" / FILE).touch()
     study = ["study", "smoke", "--methods", "fedavg", "--seeds", "1"]
     for words, out, message in (
-        (["run"], run, f"{run} is a run, and holds no others; choose another --out, as {tmp_path / 'runs'}"),
-        (study, run, f"{run} is a run, and holds no others; choose another --out, as {tmp_path / 'runs'}"),
+        (["run"], run, f"{run} is a run, and holds no others; choose another --out"),
+        (study, run, f"{run} is a run, and holds no others; choose another --out"),
         (study, tmp_path / "runs", f"{run} is a run of its own, and no part of a study; choose another --out"),
         (["run"], tmp_path / "study", f"{tmp_path / 'study'} holds a study"),
     ):
@@ -299,7 +301,7 @@ def test_one_damaged_run_is_named_and_the_others_have_their_table(tmp_path, caps
     (out / "fedavg-seed0" / METRICS).write_text("damaged\n")
     for command, message in (
         ("show", ", line 1, is not a row of metrics: it is no JSON; restore it"),
-        ("resume", " has lost rows"),
+        ("resume", " was changed, or has lost rows"),
     ):
         capsys.readouterr()
         assert main([command, str(out)]) == 2
@@ -309,14 +311,15 @@ def test_one_damaged_run_is_named_and_the_others_have_their_table(tmp_path, caps
         assert re.search(r"(?m)^ fedper +1 ", said.out)
 
 
-def test_a_run_whose_rows_do_not_reach_its_checkpoint_is_no_success(tmp_path, capsys):
-    """A line that grew: what is cut off behind the checkpoint's bytes is the last row's end."""
+def test_a_run_whose_rows_were_changed_is_no_success_and_loses_nothing(tmp_path, capsys):
     assert main(["run", *QUICK, "--out", str(tmp_path)]) == 0
     path = tmp_path / "fedavg-seed0" / METRICS
-    path.write_bytes(path.read_bytes().replace(b'"lr": ', b'"lr":  '))
+    changed = path.read_bytes().replace(b'"lr": ', b'"lr":  ')
+    path.write_bytes(changed)
     capsys.readouterr()
     assert main(["resume", str(tmp_path)]) == 2
-    assert f"fedncv: {path} has lost rows: it ends with round 2 of 3; restore it" in capsys.readouterr().err
+    assert f"{path} was changed, or has lost rows" in capsys.readouterr().err
+    assert path.read_bytes() == changed
 
 
 def begin(out, *, rounds=120):

@@ -11,10 +11,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from fedncv import simulate, store
 from fedncv.cli import grid, progress
 from fedncv.cli.grid import Grid
 from fedncv.cli.progress import Log, Plain, start_line
 from fedncv.config import RunConfig
+from fedncv.results import STATE
 
 
 class Clock:
@@ -45,9 +47,9 @@ def said(capsys):
 def test_the_first_line_says_how_much_is_to_do_and_on_what(clock, monkeypatch):
     monkeypatch.setattr(progress.torch.cuda, "get_device_name", lambda name: "a GPU")
     cpu, gpu = RunConfig(), RunConfig(device="cuda:1", engine="stacked")
-    assert start_line(5, [cpu, cpu]) == "5 runs, 3 finished, 2 to do, on cpu (8 cores), engine auto"
+    assert start_line(5, [cpu, cpu]) == "5 runs, 3 ended, 2 to do, on cpu (8 cores), engine auto"
     assert start_line(2, [cpu, gpu]).endswith("on cpu (8 cores), engine auto; cuda:1 (a GPU), engine stacked")
-    assert start_line(5, []) == "5 runs, all finished"
+    assert start_line(5, []) == "5 runs, nothing to do"
 
 
 def test_runs_one_by_one_have_a_line_for_a_measurement_and_after_ten_seconds(clock, said):
@@ -68,12 +70,34 @@ def test_runs_one_by_one_have_a_line_for_a_measurement_and_after_ten_seconds(clo
 
 
 def test_rounds_of_an_earlier_sitting_are_not_in_the_rate(clock, said):
-    plain = Plain(20, "")
+    plain = Plain(3, "")
     plain.begin("a", 10)  # finished long ago: it has no rows
     plain.begin("b", 10)
     clock.now = 10.0
     plain.row({"round": 8})  # it stood at 7
     assert said() == ["b  round 8/10  6.0 rounds/min  20 s left"]
+
+
+def test_rounds_that_are_left_are_those_behind_the_checkpoints(tmp_path):
+    config = RunConfig(model="mlp", clients=5, per_round=2, epochs=1, rounds=2)
+    simulate(config=config, out=tmp_path / "finished")
+    store.create(tmp_path / "new", config)
+    configs = {tmp_path / name: config for name in ("finished", "new")}
+    assert progress._log_of(configs)._total == 2
+    (tmp_path / "finished" / STATE).unlink()  # it will begin anew
+    assert progress._log_of(configs)._total == 4
+
+
+def test_a_run_that_diverged_has_no_part_in_the_score_of_its_group(clock, said):
+    configs = [RunConfig(rounds=1, seed=seed) for seed in range(2)]
+    watch = Grid("run", 2, configs).watch
+    watch.begin(configs, [0, 0])
+    for config in configs:
+        watch.row(config, {"round": 0, "before": 0.1})
+    clock.now = 1.0
+    watch.row(configs[1], {"round": 1, "before": 0.9, "after": 0.9})
+    watch.end(configs)
+    assert said()[-1].startswith("run 2/2  digits  fedavg 2 runs  ended  before 0.900  after 0.900  ")
 
 
 def test_a_grid_says_what_it_has_reached_and_one_line_for_a_group_that_ends(clock, said):

@@ -31,7 +31,7 @@ def test_a_study_is_a_folder_of_runs_and_its_page(tmp_path, capsys):
     assert study(out, "--seeds", "2") == 0
     text = capsys.readouterr().out
     start, *lines = text.splitlines()
-    assert re.fullmatch(r"run: 4 runs, 0 finished, 4 to do, on cpu \(\d+ cores\), engine auto", start)
+    assert re.fullmatch(r"run: 4 runs, 0 ended, 4 to do, on cpu \(\d+ cores\), engine auto", start)
     assert [line.partition("  begins")[0] for line in lines if "begins" in line] == [
         "run 0/4  digits  fedavg 2 runs",
         "run 2/4  digits  fedper 2 runs",
@@ -62,7 +62,7 @@ def test_the_same_command_runs_nothing_twice_and_more_seeds_only_the_new_ones(tm
     capsys.readouterr()
     assert study(out, "--seeds", "2") == 0
     text = capsys.readouterr().out
-    assert text.startswith("run: 4 runs, 2 finished, 2 to do, ")
+    assert text.startswith("run: 4 runs, 2 ended, 2 to do, ")
     assert "seed 0" not in text
     assert "run 3/4" in text
     assert (out / "digits/fedavg-seed0/timing.jsonl").read_bytes() == before

@@ -141,10 +141,15 @@ def test_a_checkpoint_mends_rows_that_were_damaged_after_it(tmp_path, watch):
     assert damaged.read_bytes() == whole.read_bytes()
 
 
-def test_rows_that_do_not_reach_their_checkpoint_are_refused(tmp_path, watch):
-    folders = prepare(tmp_path, cells(seeds=(0,)))
-    run_cells(folders, watch)
-    path = folders[0] / "metrics.jsonl"
-    path.write_bytes(path.read_bytes().replace(b'"lr": ', b'"lr":  '))  # its end is now behind the checkpoint's
-    with pytest.raises(ValueError, match=r"metrics.jsonl has lost rows that state.safetensors stands for; restore it"):
-        run_cells(folders, watch)
+def test_rows_that_were_changed_are_refused_with_their_bytes_and_stop_no_other_run(tmp_path, watch):
+    """A line that grew: cut at the checkpoint's bytes, the last row would be gone."""
+    one, other = prepare(tmp_path, cells(seeds=(0, 1)))
+    (later,) = prepare(tmp_path / "later", cells(seeds=(2,)))
+    run_cells([one], watch)
+    path = one / "metrics.jsonl"
+    changed = path.read_bytes().replace(b'"lr": ', b'"lr":  ')
+    path.write_bytes(changed)
+    with pytest.raises(ValueError, match=r"seed0/metrics.jsonl was changed, or has lost rows that state.safetensors"):
+        run_cells([one, other, later], watch)
+    assert path.read_bytes() == changed
+    assert [read_run(folder).status for folder in (other, later)] == ["finished", "finished"]

@@ -26,15 +26,16 @@ PLAINER = {  # what Python and tyro say of a value, and what a person reads
 def check_words(option: str, words: tuple[str, ...]) -> None:
     """ValueError where several names were written as one: a comma is for the knobs, after a colon."""
     for word in words:
-        if "," in word.partition(":")[0]:
-            apart = " ".join(word.partition(":")[0].split(","))
+        names, colon, knobs = word.partition(":")
+        if "," in names:
+            apart = names.replace(",", " ") + colon + knobs
             raise ValueError(f"{word!r} is one word; write several with spaces between them: {option} {apart}")
 
 
 def check_out(out: Path) -> None:
     """ValueError where the folder for runs is a run itself."""
     if is_run(out):
-        raise ValueError(f"{out} is a run, and holds no others; choose another --out, as {out.parent}")
+        raise ValueError(f"{out} is a run, and holds no others; choose another --out")
 
 
 def parse(kind: type[T], argv: list[str], *, command: str, default: T | None = None) -> T:

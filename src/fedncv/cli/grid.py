@@ -86,6 +86,7 @@ class Grid:
         for config in configs:
             if config in self._running:  # it diverged, and its other rounds will not be run
                 self._work_left -= work(config) * (1 - self._running.pop(config))
+                self._scores.pop(config, None)
                 self._left -= 1
         if self._bar.disable:
             self._report(configs, "ended")

@@ -1,5 +1,6 @@
 """Runs under way: a live line in a terminal, plain lines elsewhere, and the table at the end."""
 
+import contextlib
 import sys
 import threading
 import time
@@ -12,7 +13,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColum
 from fedncv.cli.summary import print_table
 from fedncv.config import RunConfig
 from fedncv.engine.processes import num_cores
-from fedncv.results import METRICS, STATE, Run, read_config, read_runs
+from fedncv.results import STATE, read_config, read_runs
 from fedncv.simulate import Row, resume
 
 OFTEN = 10  # seconds after which a log has another line, if something happened
@@ -22,12 +23,8 @@ QUIET = 30  # and if nothing did
 def run_all(out: Path, folders: list[Path]) -> int:
     """Every run to its end, one after the other; then what came of them and where it is."""
     configs = {folder: read_config(folder) for folder in folders}
-    total = sum(config.rounds for config in configs.values())
-    finished = {run.folder for run in read_runs(folders)[0] if run.status == "finished"}
-    left = [config for folder, config in configs.items() if folder not in finished]
-    live = Live(total) if sys.stdout.isatty() else Plain(total, start_line(len(folders), left))
+    live = Live(sum(config.rounds for config in configs.values())) if sys.stdout.isatty() else _log_of(configs)
     failures: list[str] = []
-    failed: set[Path] = set()
     try:
         with live:
             for number, folder in enumerate(folders, start=1):
@@ -36,14 +33,12 @@ def run_all(out: Path, folders: list[Path]) -> int:
                 try:
                     resume(folder, on_round=live.row)
                 except (ArithmeticError, ValueError) as error:  # diverged or damaged: it does not stop the others
-                    failed.add(folder)
                     failures.append(f"{folder}: {error}")
                     live.say(f"fedncv: {failures[-1]}")
     except KeyboardInterrupt:
         print(f"\nstopped; nothing is lost. Go on with:  fedncv resume {out}", file=sys.stderr)
         return 130
     runs, _ = read_runs(folders)  # a damaged one has said so
-    failures += [_shortened(run) for run in runs if run.status == "unfinished" and run.folder not in failed]
     if runs:
         print_table(runs)
         _draw(out, [run.folder for run in runs])
@@ -52,12 +47,14 @@ def run_all(out: Path, folders: list[Path]) -> int:
     return 2 if failures else 0
 
 
-def _shortened(run: Run) -> str:
-    """Of a run that was trained to its end, and yet has not the rows of it."""
-    return (
-        f"{run.folder / METRICS} has lost rows: it ends with round {run.rounds} of {run.config.rounds}; "
-        f"restore it, or delete {STATE} beside it and resume to repeat the run"
-    )
+def _log_of(configs: dict[Path, RunConfig]) -> "Plain":
+    """A log of what is left to do; without a checkpoint a run begins anew."""
+    begun = read_runs([folder for folder in configs if (folder / STATE).exists()])[0]
+    done = dict.fromkeys(configs, 0) | {run.folder: run.rounds for run in begun}
+    finished = {run.folder for run in begun if run.status == "finished"}
+    left = [config for folder, config in configs.items() if folder not in finished]
+    total = sum(config.rounds - done[folder] for folder, config in configs.items())
+    return Plain(total, start_line(len(configs), left))
 
 
 def _draw(out: Path, folders: list[Path]) -> None:
@@ -76,9 +73,9 @@ def bar(*behind: ProgressColumn) -> Progress:
 def start_line(total: int, left: list[RunConfig]) -> str:
     """How much there is to do, and on what: the first line of a log."""
     if not left:
-        return f"{total} runs, all finished"
+        return f"{total} runs, nothing to do"
     places = dict.fromkeys(f"{_device(config.device)}, engine {config.engine}" for config in left)
-    return f"{total} runs, {total - len(left)} finished, {len(left)} to do, on {'; '.join(places)}"
+    return f"{total} runs, {total - len(left)} ended, {len(left)} to do, on {'; '.join(places)}"
 
 
 def _device(name: str) -> str:
@@ -130,21 +127,21 @@ class Log:
 
     def _print(self, text: str) -> None:
         self._said = time.monotonic()
-        print(text, flush=True)
+        print(text + "\n", end="", flush=True)  # in one piece, whoever else prints
 
     def _wait(self) -> None:
         while not self._over.wait(max(0.1, self._said + QUIET - time.monotonic())):
             if time.monotonic() - self._said >= QUIET:
-                self._print(f"still at work, {duration(time.monotonic() - self._told)} after: {self._last}")
+                with contextlib.suppress(OSError):  # nobody reads any more: the training will be told
+                    self._print(f"still at work, {duration(time.monotonic() - self._told)} after: {self._last}")
 
 
 class Plain:
     """A log: a line at the start, for every measurement, and for a round where there was none for a while."""
 
-    def __init__(self, total: int, start: str) -> None:
+    def __init__(self, total: int, start: str) -> None:  # rounds to train
         self._log = Log()
         self._total, self._start = total, start
-        self._done = 0  # rounds of the runs up to this one, and of it
         self._trained = 0  # rounds since this command began
         self._began = time.monotonic()
 
@@ -158,7 +155,6 @@ class Plain:
 
     def begin(self, name: str, rounds: int) -> None:
         self._name, self._rounds = name, rounds
-        self._done += rounds
 
     def row(self, row: Row) -> None:
         self._trained += row["round"] > 0
@@ -166,9 +162,8 @@ class Plain:
             return
         words = [f"{self._name}  round {row['round']}/{self._rounds}"]
         words += [f"{name} {row[name]:.3f}" for name in ("before", "after") if name in row]
-        left = self._total - self._done + self._rounds - row["round"]
         if self._trained:
-            taken = time.monotonic() - self._began
+            taken, left = time.monotonic() - self._began, max(0, self._total - self._trained)
             words += [speed(self._trained, taken), f"{duration(taken / self._trained * left)} left"]
         self.say("  ".join(words))
 

@@ -12,7 +12,6 @@ from rich.progress import TimeRemainingColumn
 from fedncv.cli.arguments import check_words, parse
 from fedncv.cli.progress import bar
 from fedncv.config import RunConfig, Settings
-from fedncv.engine.problem import find_device
 from fedncv.observatory.compare import OWN, check, rows_of
 from fedncv.observatory.table import Row, print_tables, read_rows
 from fedncv.results import is_run, read_config
@@ -114,7 +113,6 @@ def _check(arguments: Arguments, config: RunConfig, at: tuple[int, ...]) -> None
     if config.rounds == 0:
         raise ValueError("rounds is 0: there is no path to follow; give at least one round")
     config.check()
-    find_device(config.device)
     if arguments.draws < 10:
         raise ValueError(f"--draws must be at least 10, not {arguments.draws}")
     for t in at:

@@ -203,17 +203,17 @@ def _inclusion(
 
 
 def find_device(name: str) -> torch.device:
-    """ValueError where nothing can be trained on it here."""
-    kind, colon, number = name.partition(":")
-    if kind not in ("cpu", "cuda") or (colon and not number.isdecimal()):
-        raise ValueError(f"unknown device {name!r}; use cpu, cuda, or one GPU of several, as cuda:0")
+    """``cpu``, ``cuda`` or ``cuda:3``; ValueError where there is no such GPU."""
+    device = torch.device(name)
+    if device.type == "cpu":
+        return device
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if kind == "cuda" and not count:
+    if not count:
         raise ValueError(f"device is {name!r}, but torch sees no GPU here; use cpu, or go where there is one")
-    if kind == "cuda" and colon and int(number) >= count:
+    if (device.index or 0) >= count:
         there = "cuda:0" if count == 1 else f"cuda:0 to cuda:{count - 1}"
         raise ValueError(f"device is {name!r}, but torch sees {count} GPU{'s' * (count > 1)} here; use {there}")
-    return torch.device(name)
+    return device
 
 
 def start(problem: Problem, *, runs: int = 1) -> State:

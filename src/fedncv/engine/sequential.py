@@ -139,7 +139,7 @@ def settle(problem: Problem, state: State, drawn: Draw, outcomes: Iterable[Outco
         "lr": lr,
         "asked": len(drawn.ids),
         "replies": len(replies),
-        "loss": float(np.mean(losses)) if losses else None,
+        "loss": float(np.mean(losses)) if losses and np.isfinite(losses).all() else None,
         **state.totals._asdict(),
     }
     return state, result | ({"skipped": skipped} if skipped else {})

@@ -14,7 +14,7 @@ from fedncv.config import RunConfig
 from fedncv.data import divide, load, statistics
 from fedncv.engine.choose import common
 from fedncv.engine.problem import build
-from fedncv.results import METRICS, STATE, is_run, read_config, read_rows, read_run
+from fedncv.results import STATE, is_run, read_config, read_rows, read_run
 from fedncv.simulate import Course, Row, advance_together
 from fedncv.studies.study import NEUTRAL, PARTITION, Cell
 
@@ -69,15 +69,33 @@ def _is_over(folder: Path) -> bool:
 
 
 def run_cells(folders: list[Path], watch: Watch) -> None:
-    """Every run to its end, group after group."""
+    """Every run to its end, group after group; ValueError at the end for those that cannot be gone on with."""
+    refused: list[str] = []
     for group in alike(folders):
-        run_group(group, watch)
+        try:
+            run_group(group, watch)
+        except ValueError as error:
+            refused.append(str(error))
+    if refused:
+        raise ValueError("\n".join(refused))
 
 
 def run_group(group: list[Path], watch: Watch) -> None:
-    """Every run to its end; one that diverges says so, in its metrics too, and does not stop the others."""
-    for courses in _at_the_same_round(group):
-        _run_together(courses, watch)
+    """Every run to its end; one that diverges says so, in its metrics too, and does not stop the others.
+
+    Nor does one that cannot be gone on with, as its files are damaged: a ValueError tells at the end.
+    """
+    courses: list[Course] = []
+    refused: list[str] = []
+    for folder in group:
+        try:
+            courses.append(_as_it_was_left(folder, courses, runs=len(group)))
+        except ValueError as error:
+            refused.append(str(error))
+    for together in _at_the_same_round(courses):
+        _run_together(together, watch)
+    if refused:
+        raise ValueError("\n".join(refused))
 
 
 def alike(folders: list[Path]) -> list[list[Path]]:
@@ -88,25 +106,24 @@ def alike(folders: list[Path]) -> list[list[Path]]:
     return list(groups.values())
 
 
-def _at_the_same_round(folders: list[Path]) -> list[list[Course]]:
-    """The runs as their checkpoints left them, the ones that stand furthest back first.
+def _as_it_was_left(folder: Path, others: list[Course], *, runs: int) -> Course:
+    """The run at its latest checkpoint."""
+    problem = build(read_config(folder))
+    if others:  # the samples are the same: on the device once
+        problem = problem._replace(dataset=others[0].problem.dataset)
+    state = store.load_state(folder, problem, runs=runs)
+    return Course(problem, state, read_rows(folder), folder)
+
+
+def _at_the_same_round(courses: list[Course]) -> list[list[Course]]:
+    """Those that stand furthest back first.
 
     Round 0 is where a run stands before the initial model is measured and after it: only the rows tell which.
     """
     groups: dict[tuple[int, int], list[Course]] = {}
-    dataset = None
-    for folder in folders:
-        problem = build(read_config(folder))
-        dataset = dataset or problem.dataset
-        problem = problem._replace(dataset=dataset)  # the samples are the same: on the device once
-        state = store.load_state(folder, problem, runs=len(folders))
-        rows = read_rows(folder)
-        if state.round != (rows[-1]["round"] if rows else 0):
-            raise ValueError(
-                f"{folder / METRICS} has lost rows that {STATE} stands for; restore it, or delete {STATE} and repeat it"
-            )
-        groups.setdefault((state.round, len(rows)), []).append(Course(problem, state, rows, folder))
-    return [courses for _, courses in sorted(groups.items())]
+    for course in courses:
+        groups.setdefault((course.state.round, len(course.rows)), []).append(course)
+    return [together for _, together in sorted(groups.items())]
 
 
 def _run_together(courses: list[Course], watch: Watch) -> None:
