@@ -153,3 +153,13 @@ def test_rows_that_were_changed_are_refused_with_their_bytes_and_stop_no_other_r
         run_cells([one, other, later], watch)
     assert path.read_bytes() == changed
     assert [read_run(folder).status for folder in (other, later)] == ["finished", "finished"]
+
+
+def test_what_all_runs_lack_is_told_once(tmp_path, watch, monkeypatch):
+    def no_data(config):
+        raise ValueError("no data")
+
+    folders = prepare(tmp_path, cells(methods=("fedavg", "fedper")))
+    monkeypatch.setattr("fedncv.studies.cells.build", no_data)
+    with pytest.raises(ValueError, match="^no data$"):
+        run_cells(folders, watch)

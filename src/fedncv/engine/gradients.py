@@ -35,7 +35,7 @@ from fedncv.tasks import Task
 
 CHUNK_BYTES = {"cpu": 1 << 25, "cuda": 1 << 30}
 """On an H200 4,096 gradients of LeNet5's samples at a time (this is room for 4,326) are as fast as more to 6 %, and
-1,024 take three times as long; moments from layers gain nothing above 16,384 samples (this is room for 19,972).
+1,024 take three times as long; moments from layers gain 2 % above 16,384 samples (this is room for 19,972).
 `bench/probes.py --device cuda --seeds 1 --ways`"""
 
 Moments = tuple[Tensor, Tensor]  # mean_KP and spread_KL of some clients

@@ -75,9 +75,9 @@ def run_cells(folders: list[Path], watch: Watch) -> None:
         try:
             run_group(group, watch)
         except ValueError as error:
-            refused.append(str(error))
+            refused += str(error).splitlines()
     if refused:
-        raise ValueError("\n".join(refused))
+        raise ValueError("\n".join(dict.fromkeys(refused)))  # what all lack, such as data, is told once
 
 
 def run_group(group: list[Path], watch: Watch) -> None:
@@ -95,7 +95,7 @@ def run_group(group: list[Path], watch: Watch) -> None:
     for together in _at_the_same_round(courses):
         _run_together(together, watch)
     if refused:
-        raise ValueError("\n".join(refused))
+        raise ValueError("\n".join(dict.fromkeys(refused)))
 
 
 def alike(folders: list[Path]) -> list[list[Path]]:
