@@ -161,5 +161,5 @@ def test_what_all_runs_lack_is_told_once(tmp_path, watch, monkeypatch):
 
     folders = prepare(tmp_path, cells(methods=("fedavg", "fedper")))
     monkeypatch.setattr("fedncv.studies.cells.build", no_data)
-    with pytest.raises(ValueError, match="^no data$"):
+    with pytest.raises(ValueError, match=r"^no data$"):
         run_cells(folders, watch)
