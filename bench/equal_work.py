@@ -16,7 +16,8 @@ import torch
 from fedncv.config import RunConfig
 from fedncv.data import Clients, Dataset
 from fedncv.engine.problem import build, start
-from fedncv.engine.sequential import Draw, one_thread, run_round
+from fedncv.engine.round import Draw
+from fedncv.engine.sequential import one_thread, run_round
 from fedncv.keys import key_for, uniform
 from fedncv.methods import METHODS
 from fedncv.tree import num_bytes

@@ -20,7 +20,7 @@ from fedncv.engine import stacked_scores
 from fedncv.engine.cpu_fused import fused
 from fedncv.engine.problem import DivergedError, Problem, start
 from fedncv.engine.processes import ProcessesEngine
-from fedncv.engine.sequential import draw
+from fedncv.engine.round import draw
 from fedncv.engine.stacked import StackedEngine
 from fedncv.models import LeNet5
 

@@ -18,7 +18,8 @@ from torch import Tensor
 from fedncv.config import RunConfig
 from fedncv.engine.local import train
 from fedncv.engine.problem import Problem, State, arrivals, build, start
-from fedncv.engine.sequential import Reply, aggregate, draw, one_thread
+from fedncv.engine.round import Reply, aggregate, draw
+from fedncv.engine.sequential import one_thread
 from fedncv.estimators import (
     Moments,
     horvitz_thompson_weights,

@@ -9,7 +9,8 @@ from torch import nn
 from fedncv.config import RunConfig
 from fedncv.data import Clients, Dataset
 from fedncv.engine.problem import build, start
-from fedncv.engine.sequential import Draw, run_round
+from fedncv.engine.round import Draw
+from fedncv.engine.sequential import run_round
 from fedncv.keys import key_for
 from fedncv.methods import find_method
 from fedncv.methods.base import Federation, Replies, ServerAsk

@@ -11,9 +11,9 @@ from federations import FULL_FEDNCV, Tiny, everyone, tiny
 
 from fedncv.engine import evaluate, processes
 from fedncv.engine.choose import SequentialEngine, engine_for
-from fedncv.engine.problem import start
+from fedncv.engine.problem import DivergedError, start
 from fedncv.engine.processes import ProcessesEngine, WorkerError, can_fork
-from fedncv.engine.sequential import DivergedError, run_round
+from fedncv.engine.sequential import run_round
 from fedncv.simulate import simulate, simulate_many
 from fedncv.tree import leaves
 

@@ -10,7 +10,8 @@ from fedncv.engine import evaluate
 from fedncv.engine.choose import engine_for
 from fedncv.engine.local import train as train_client
 from fedncv.engine.problem import DivergedError, arrivals, start
-from fedncv.engine.sequential import draw, run_round
+from fedncv.engine.round import draw
+from fedncv.engine.sequential import run_round
 from fedncv.methods import find_method
 from fedncv.methods.base import BufferRule
 

@@ -13,8 +13,9 @@ from torch.testing import assert_close
 from fedncv.engine import evaluate, stacked, stacked_scores
 from fedncv.engine.keeping import Keeper
 from fedncv.engine.masked import masked
-from fedncv.engine.problem import start
-from fedncv.engine.sequential import DivergedError, draw, run_round
+from fedncv.engine.problem import DivergedError, start
+from fedncv.engine.round import draw
+from fedncv.engine.sequential import run_round
 from fedncv.engine.stacked import CannotStackError, StackedEngine
 from fedncv.engine.stage import buckets
 from fedncv.estimators import running_beta

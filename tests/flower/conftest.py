@@ -11,7 +11,8 @@ import torch
 
 from fedncv.config import RunConfig
 from fedncv.engine.problem import build, start
-from fedncv.engine.sequential import Draw, draw, run_round
+from fedncv.engine.round import Draw, draw
+from fedncv.engine.sequential import run_round
 from fedncv.tree import leaves
 
 CONFIG = RunConfig(

@@ -12,7 +12,8 @@ import fedncv.methods
 from fedncv.engine import evaluate
 from fedncv.engine.local import train as train_client
 from fedncv.engine.problem import arrivals, start
-from fedncv.engine.sequential import Reply, aggregate, collect, run_round
+from fedncv.engine.round import Reply, aggregate, collect
+from fedncv.engine.sequential import run_round
 from fedncv.methods import METHODS, find_method
 from fedncv.methods.base import Ask, Batch, Work
 from fedncv.tree import all_finite, leaves, row, stack, tree_map

@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 from fedncv.engine.local import train as train_client
 from fedncv.engine.problem import arrivals, start
-from fedncv.engine.sequential import Reply, aggregate
+from fedncv.engine.round import Reply, aggregate
 from fedncv.methods import find_method
 from fedncv.methods.base import Batch
 from fedncv.methods.fedavg import Down

@@ -11,7 +11,8 @@ from fedncv.engine import evaluate, stacked_scores
 from fedncv.engine.local import train as train_client
 from fedncv.engine.problem import arrivals, messages
 from fedncv.engine.processes import ProcessesEngine
-from fedncv.engine.sequential import Draw, run_round
+from fedncv.engine.round import Draw
+from fedncv.engine.sequential import run_round
 from fedncv.engine.stacked_scores import ScoringEngine
 from fedncv.methods import find_method
 from fedncv.methods.base import Replies, ServerAsk

@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 from fedncv.engine.local import train
 from fedncv.engine.problem import arrivals
-from fedncv.engine.sequential import draw
+from fedncv.engine.round import draw
 from fedncv.observatory.compare import rows_of
 from fedncv.observatory.everyone import common_point, engine_for
 from fedncv.observatory.shadow import states_along

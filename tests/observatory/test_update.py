@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 from fedncv.engine.local import train
 from fedncv.engine.problem import arrivals
-from fedncv.engine.sequential import Reply, aggregate
+from fedncv.engine.round import Reply, aggregate
 from fedncv.estimators import running_beta
 from fedncv.observatory import errors
 from fedncv.observatory.errors import Draws, spread, weights

@@ -23,7 +23,7 @@ from fedncv.engine.evaluate import Scores, score_after, score_before, shared_mod
 from fedncv.engine.gradients import Gradients, collected, of_client
 from fedncv.engine.local import train
 from fedncv.engine.problem import Arrival, DivergedError, Problem, Settled, State, arrivals
-from fedncv.engine.sequential import Draw, Outcome, draw, settle
+from fedncv.engine.round import Draw, Outcome, draw, settle
 from fedncv.tree import all_finite, tree_map
 
 TRIES = 3  # of one client, before its deaths are taken for its own fault

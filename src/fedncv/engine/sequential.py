@@ -1,96 +1,15 @@
 """The reference engine: one client after the other. Every other engine is tested against this one."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 
-from fedncv.engine import sampling
-from fedncv.engine.local import Trained, lr_of, train
-from fedncv.engine.problem import DivergedError, Problem, State, arrivals, messages
-from fedncv.keys import generator, key_for
-from fedncv.methods.base import BufferRule, Replies, ServerAsk, weighted_sum
-from fedncv.tree import all_finite, stack
-
-
-class Draw(NamedTuple):
-    """Who was asked this round, and what becomes of them."""
-
-    ids: sampling.Ids
-    answers: list[bool]
-    shares: list[float]  # of the local steps that the client finishes
-
-
-class Reply(NamedTuple):
-    client: int
-    trained: Trained
-
-
-class Outcome(NamedTuple):
-    """What became of one client that was asked."""
-
-    client: int
-    received_bytes: int
-    trained: Trained | None  # None: no answer, or no step to report
-    finite: bool = True
-
-
-def draw(problem: Problem, round: int) -> Draw:
-    config, n = problem.config, problem.federation.num_clients
-    rng = generator(config.seed, "clients", round)
-    if config.sampling == "uniform":
-        ids = sampling.draw_uniform(rng, n, config.per_round)
-    elif config.sampling == "weighted":
-        ids = sampling.draw_systematic(rng, problem.inclusion_N)
-    else:
-        ids = sampling.draw_available(rng, problem.rates_N, config.per_round)
-    lost = generator(config.seed, "dropout", round).random(n) < config.dropout
-    slow = generator(config.seed, "stragglers", round).random((2, n))
-    shares = np.where(slow[0] < config.stragglers, slow[1], 1.0)
-    return Draw(ids, [not lost[u] for u in ids], [float(shares[u]) for u in ids])
-
-
-def collect(problem: Problem, replies: list[Reply]) -> tuple[Replies, Tensor]:
-    """The replies and their running statistics in the order of their ids, whatever order they came in."""
-    replies = sorted(replies, key=lambda reply: reply.client)
-    ids_S = torch.tensor([reply.client for reply in replies])
-    device = problem.model.start_P.device
-    collected = Replies(
-        ups=stack([reply.trained.up for reply in replies]),
-        ids_S=ids_S.to(device),
-        sizes_S=problem.federation.sizes_N.cpu()[ids_S].to(device),
-        inclusion_S=(torch.from_numpy(problem.inclusion_N)[ids_S] * (1 - problem.config.dropout)).to(device),
-    )
-    return collected, torch.stack([reply.trained.buffers_R for reply in replies])
-
-
-def aggregate(problem: Problem, state: State, replies: list[Reply]) -> State:
-    """The server's half of a round. Without a reply it keeps its state."""
-    totals, t = state.totals, state.round
-    for _, trained in replies:
-        totals = totals._replace(
-            samples=totals.samples + trained.samples,
-            gradients=totals.gradients + trained.gradients,
-            forwards=totals.forwards + trained.forwards,
-        )
-    state = state._replace(round=t + 1, totals=totals)
-    if not replies:
-        return state
-    collected, b_SR = collect(problem, replies)
-    ask = ServerAsk(problem.model, t, key_for(problem.config.seed, "server", t).to(b_SR.device))
-    rule, buffers = problem.buffer_rule, state.buffers
-    if isinstance(rule, BufferRule):
-        buffers = rule.aggregate(ask, buffers, state.server, b_SR, collected)
-    elif rule == "averaged":
-        buffers = weighted_sum(collected.weight_S, b_SR)
-    return state._replace(
-        server=problem.method.aggregate(ask, state.server, collected),
-        buffers=buffers,
-        kept=state.kept | {reply.client: reply.trained.kept for reply in replies},
-    )
+from fedncv.engine.local import train
+from fedncv.engine.problem import Problem, State, arrivals
+from fedncv.engine.round import Draw, Outcome, draw, settle
+from fedncv.tree import all_finite
 
 
 def run_round(problem: Problem, state: State, drawn: Draw | None = None) -> tuple[State, dict[str, Any]]:
@@ -105,44 +24,6 @@ def _outcomes(problem: Problem, state: State, drawn: Draw) -> Iterator[Outcome]:
         trained = train(problem, state.round, arrival, share=drawn.shares[i]) if drawn.answers[i] else None
         finite = trained is None or all_finite((trained.y_P, trained.buffers_R, trained.up, trained.kept))
         yield Outcome(arrival.client, arrival.received_bytes, trained, finite)
-
-
-def settle(problem: Problem, state: State, drawn: Draw, outcomes: Iterable[Outcome]) -> tuple[State, dict[str, Any]]:
-    """The end of a round, the same in every engine: who is left out, what is counted, the new state, the row."""
-    replies: list[Reply] = []
-    skipped: list[int] = []
-    totals, lr = state.totals, lr_of(problem, state.round)
-    for client, received_bytes, trained, finite in outcomes:
-        totals = totals._replace(bytes_down=totals.bytes_down + received_bytes)
-        if trained is None:
-            continue
-        totals = totals._replace(bytes_up=totals.bytes_up + trained.sent_bytes)
-        if finite:
-            replies.append(Reply(client, trained))
-        elif problem.config.diverged == "skip":
-            skipped.append(client)
-        else:
-            raise DivergedError(
-                f"client {client} diverged in round {state.round + 1}: loss {float(trained.loss):.3g}, update not "
-                f"finite at lr {lr:g}; try a lower lr, or diverged=skip to leave such replies out"
-            )
-    state = aggregate(problem, state._replace(totals=totals), replies)
-    # what the next client would be sent: all that matters of the server, without a look at every client's row
-    if replies and not all_finite(messages(problem, state, drawn.ids[:1])):
-        raise DivergedError(
-            f"the server diverged in round {state.round}: its step is not finite though all replies were; "
-            "try a smaller server step (server_lr, momentum)"
-        )
-    losses = [float(reply.trained.loss) for reply in replies]
-    result: dict[str, Any] = {
-        "round": state.round,
-        "lr": lr,
-        "asked": len(drawn.ids),
-        "replies": len(replies),
-        "loss": float(np.mean(losses)) if losses and np.isfinite(losses).all() else None,
-        **state.totals._asdict(),
-    }
-    return state, result | ({"skipped": skipped} if skipped else {})
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from fedncv.engine.masked import masked, padding_changes
 from fedncv.engine.orders import Counts, Ints, Plan
 from fedncv.engine.problem import DivergedError, Kept, Problem, Settled, State, messages, start
 from fedncv.engine.resident import Resident
-from fedncv.engine.sequential import Draw, Outcome, draw, settle
+from fedncv.engine.round import Draw, Outcome, draw, settle
 from fedncv.engine.stage import RATIO, Fixed, Moving, Stage
 from fedncv.methods.base import Work
 from fedncv.tree import leaves, num_bytes, row, stack, tree_map

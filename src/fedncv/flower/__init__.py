@@ -1,7 +1,7 @@
 """A real federation: the same methods between machines that share no data, over Flower.
 
 This package only translates: a client's half of a round is ``engine.local.train``, the server's half is
-``engine.sequential.settle``, so the numbers are the sequential engine's, bit for bit.
+``engine.round.settle``, so the numbers are the sequential engine's, bit for bit.
 
     wire          trees of tensors <-> Flower's records; nothing that does not fit is decoded
     samples       a client's data folder

@@ -1,6 +1,6 @@
 """One problem, two halves: the server's without data, a client's with nobody else's.
 
-Both are ordinary ``Problem``s, so that ``engine.local.train`` and ``engine.sequential.settle`` run on them
+Both are ordinary ``Problem``s, so that ``engine.local.train`` and ``engine.round.settle`` run on them
 as they are. What a half does not know (samples at the server, other clients' sizes at a client) is a
 placeholder that its pieces never read.
 """

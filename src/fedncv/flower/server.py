@@ -25,7 +25,8 @@ from fedncv import store
 from fedncv.config import RunConfig
 from fedncv.engine.local import Trained
 from fedncv.engine.problem import Kept, Problem, State, messages
-from fedncv.engine.sequential import Outcome, draw, one_thread, settle
+from fedncv.engine.round import Outcome, draw, settle
+from fedncv.engine.sequential import one_thread
 from fedncv.flower.client import SAMPLES
 from fedncv.flower.halves import Down, Up, server_problem, travelling, up_template
 from fedncv.flower.rules import Rules, accept
