@@ -129,7 +129,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--per-round", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=6, help="before the one that is counted")
-    methods = ["fedavg", "scaffold", "fedncv", "fedncv:memory=adaptive"]
+    methods = ["fedavg", "scaffold", "fedncv", "fedncv+memory:beta=learned"]
     parser.add_argument("--methods", nargs="+", default=methods)
     parser.add_argument("--where", action="store_true", help="name the lines that wait")
     arguments = parser.parse_args()

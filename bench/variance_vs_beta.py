@@ -72,7 +72,7 @@ def frozen_round() -> Frozen:
         p_S1 = p_N[S, None]
         moments = observe(moments, p_S1 * delta_SP, p_S1 * h_NP[S], forget=FORGET)
         h_NP[S], seen_N[S] = delta_SP, True
-        state = aggregate(problem, state, replies)
+        state, _ = aggregate(problem, state, replies)
     replies = updates(problem, state, np.arange(num_clients))
     delta_NP = torch.stack([reply.trained.up.delta_P for reply in replies]).double()
     return Frozen(p_N, delta_NP, h_NP, seen_N, moments)

@@ -13,12 +13,31 @@ from fedncv.engine.round import Draw
 from fedncv.engine.sequential import run_round
 from fedncv.keys import key_for
 from fedncv.methods import find_method
-from fedncv.methods.base import Federation, Replies, ServerAsk
+from fedncv.methods.base import Federation, Replies, ServerAsk, aggregate
 from fedncv.tasks import Task
 
-# FedNCV with all that its server can keep: rows of h, c and alpha with their sums, and the moments behind beta.
-# Alpha and beta are 0 until clients have come back: a third round is the first to train and to step with them.
-FULL_FEDNCV = "fedncv:memory=adaptive,drift=adaptive"
+
+def full_fedncv(knobs="", more=""):
+    """Return FedNCV with all that its server can keep: rows of h, c and alpha, their sums, the moments behind beta.
+
+    Alpha and beta are 0 until clients have come back: a third round is the first to train and to step with them.
+    """
+    return ",".join(filter(None, ["fedncv:drift.alpha=learned", knobs])) + "+memory:beta=learned" + more
+
+
+FULL_FEDNCV = full_fedncv()
+
+
+def inside(server, name):
+    """Return the field ``name`` of a server's state, or of the state that a switch has put around it."""
+    while not hasattr(server, name):
+        server = server.server
+    return getattr(server, name)
+
+
+def model_of(state):
+    """Return the model that clients train from."""
+    return inside(state.server, "x_P")
 
 
 def everyone(*ids):
@@ -123,7 +142,7 @@ def answer(method, server, replies, *, sizes=(1, 1), round=0, model=None):
     up = namedtuple("Up", method.reveals)
     ups = up(*(torch.stack(list(part)) for part in zip(*(replies[u] for u in ids), strict=True)))
     stacked = Replies(ups, torch.tensor(ids), vector(*(sizes[u] for u in ids)), torch.ones(len(ids)))
-    return method.aggregate(ServerAsk(model, round, key_for(0, "test", round)), server, stacked)
+    return aggregate(method, ServerAsk(model, round, key_for(0, "test", round)), server, stacked).server
 
 
 # ---- a tiny classifier ---------------------------------------------------------------------------------

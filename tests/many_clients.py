@@ -26,9 +26,9 @@ from fedncv.config import RunConfig
 from fedncv.data import Clients, Dataset
 from fedncv.engine.problem import build
 from fedncv.keys import generator, key_for
-from fedncv.methods import find_method
-from fedncv.methods.base import Replies, ServerAsk
-from fedncv.methods.fedncv import Up
+from fedncv.methods import fedavg, find_method
+from fedncv.methods.base import Replies, ServerAsk, aggregate
+from fedncv.methods.switches.drift import Up
 from fedncv.tree import leaves
 
 CLIENTS, PER_ROUND, PARAMETERS = 10_000, 200, 4_000
@@ -56,7 +56,7 @@ def replies(round):
     first = round * PER_ROUND
     ids = np.arange(first, first + PER_ROUND) if first < CLIENTS else rng.choice(CLIENTS, PER_ROUND, replace=False)
     delta_SQ = torch.from_numpy(rng.normal(size=(PER_ROUND, PARAMETERS)).astype(np.float32))
-    ups = Up(delta_SQ, torch.full((PER_ROUND,), 0.1))
+    ups = Up(fedavg.Up(delta_SQ), torch.full((PER_ROUND,), 0.1))
     ones_S = torch.ones(PER_ROUND, dtype=torch.float64)
     return Replies(ups, torch.from_numpy(np.sort(ids)), ones_S, ones_S * PER_ROUND / CLIENTS)
 
@@ -83,7 +83,8 @@ def main(folder, rounds, killed_after):
     done = 0
     while state.round < rounds:
         t = state.round
-        server = here.method.aggregate(ServerAsk(here.model, t, key_for(0, "server", t)), state.server, replies(t))
+        ask = ServerAsk(here.model, t, key_for(0, "server", t))
+        server = aggregate(here.method, ask, state.server, replies(t)).server
         state = state._replace(round=t + 1, server=server)
         journal.append(state, {"round": state.round}, {})
         done += 1

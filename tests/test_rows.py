@@ -155,11 +155,12 @@ def test_seeds_of_a_stack_and_runs_that_go_on_share_the_memory(monkeypatch, tmp_
 @pytest.mark.parametrize(
     ("method", "stacked"),
     [
-        (f"{FULL_FEDNCV},personal=head", False),
+        (FULL_FEDNCV, False),
         ("scaffold", True),
         ("fedvarp+momentum", False),
         ("fedncv", False),
-        pytest.param(f"{FULL_FEDNCV},personal=head", True, marks=pytest.mark.slow),
+        pytest.param(FULL_FEDNCV, True, marks=pytest.mark.slow),
+        pytest.param("fedncv-sums", True, marks=pytest.mark.slow),
         pytest.param("scaffold", False, marks=pytest.mark.slow),
     ],
 )
@@ -178,8 +179,9 @@ def test_where_rows_lie_changes_no_digit(method, stacked):
 
 
 IN_FILES = {
-    f"{FULL_FEDNCV},personal=head": {"server.h", "server.c", "server.alpha", "kept"},
-    "fedncv": {"server.c", "server.alpha"},
+    FULL_FEDNCV: {"server.server.server.server.h", "server.server.server.c", "server.server.server.alpha"},
+    "fedncv-sums": {"kept"},
+    "fedncv": {"server.server.server.c", "server.server.server.alpha"},
     "scaffold": {"kept"},
     "fedvarp+momentum": {"server.server.h"},
 }
@@ -204,7 +206,7 @@ class Counted:
         monkeypatch.setattr(rows_module.os, "pwrite", counted_write)
 
 
-@pytest.mark.parametrize(("method", "vectors"), [(FULL_FEDNCV, 2), ("fedncv:memory=adaptive", 2), ("fedncv", 1)])
+@pytest.mark.parametrize(("method", "vectors"), [(FULL_FEDNCV, 2), ("fedncv+memory:beta=learned", 2), ("fedncv", 1)])
 def test_a_round_reads_and_writes_the_rows_of_its_own_clients(method, vectors, monkeypatch):
     """Two replies: of two clients alpha, c and where it is kept h are written, whether 6 or 36 were seen before."""
     counts = {}

@@ -357,5 +357,4 @@ def export(problem: Problem, state: State, client: int | None = None) -> dict[st
     (arrival,) = arrivals(problem, state, np.array([client]))
     ask = problem.ask(client, arrival.buffers_R, state.round)
     y_P, _ = method.begin(ask, arrival.down, arrival.kept.own)
-    x_P, offset_C = method.predict(ask, y_P, arrival.down, arrival.kept.own)
-    return model.state_dict(x_P, ask.buffers_R, offset_C)
+    return model.state_dict(*method.predict(ask, y_P, arrival.down, arrival.kept.own))

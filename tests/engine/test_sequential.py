@@ -134,7 +134,8 @@ def test_a_method_can_bring_a_rule_of_its_own():
     rule = BufferRule(
         init=lambda b_R, federation: b_R.repeat(federation.num_clients, 1),
         broadcast=lambda b_NR, _server, ids_S: b_NR[ids_S],
-        aggregate=lambda _ask, b_NR, _server, b_SR, replies: b_NR.index_copy(0, replies.ids_S, b_SR),
+        combine=lambda b_SR, replies: (b_SR, replies.ids_S),
+        step=lambda _ask, b_NR, _server, combined: b_NR.index_copy(0, combined[1], combined[0]),
     )
     at_server = train(tiny(find_method("fedavg")._replace(buffers=rule)), rounds=3)
     at_client = train(tiny("fedavg", buffers="personal"), rounds=3)

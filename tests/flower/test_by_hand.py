@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedncv[flower]'")
 
 import torch
-from federations import FULL_FEDNCV
+from federations import FULL_FEDNCV, full_fedncv
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from safetensors.torch import load_file
 
@@ -65,7 +65,7 @@ def test_running_statistics_travel_only_where_they_are_shared(buffers, by_hand, 
 def test_fedncv_averages_models_and_statistics_as_the_sequential_engine_does_with_its_rows_on_disk(
     by_hand, tools, config
 ):
-    config = replace(config, method=f"{FULL_FEDNCV},average=2", model="lenet5", test_share=0.5, rows="disk")
+    config = replace(config, method=full_fedncv("average=2"), model="lenet5", test_share=0.5, rows="disk")
     state, _ = by_hand(config)
     assert tools.compare(state, tools.sequential(config)) == "equal"
     assert not torch.equal(state.server.a_Q, state.server.x_Q)

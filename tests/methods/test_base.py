@@ -1,12 +1,28 @@
 """The contract's own arithmetic: weights, sums, and what an Ask counts and differentiates."""
 
+from collections import namedtuple
+
+import pytest
 import torch
 from federations import tiny, vector
 from torch import nn
 from torch.testing import assert_close
 
+from fedncv.engine.problem import start
+from fedncv.engine.sequential import run_round
 from fedncv.keys import key_for
-from fedncv.methods.base import Ask, Batch, Replies, ServerAsk, for_all, weighted_sum
+from fedncv.methods.base import (
+    Ask,
+    Batch,
+    Replies,
+    ServerAsk,
+    aggregate,
+    for_all,
+    sums_from_totals,
+    sums_of,
+    weighted_sum,
+)
+from fedncv.methods.fedavg import fedavg
 
 
 def test_weights_are_shares_of_the_samples_that_answered():
@@ -53,9 +69,9 @@ def test_questions_are_counted_and_gradients_apart():
     problem, ask, batch = asked()
     ask.forward(problem.model.start_P, batch)
     ask.grad(problem.model.start_P, batch)
-    assert (ask.num_gradients, ask.num_forwards) == (1, 1)
+    assert (ask.notes.num_gradients, ask.notes.num_forwards) == (1, 1)
     ask.forward(problem.model.start_P, batch)
-    assert (ask.num_gradients, ask.num_forwards) == (1, 2)
+    assert (ask.notes.num_gradients, ask.notes.num_forwards) == (1, 2)
     assert ask.phase == 0  # outside a client's steps it is the first
 
 
@@ -80,7 +96,7 @@ def test_a_prior_is_added_to_the_logits_of_every_loss():
     """On top of an offset: the head's bias gets the mean of softmax(logits + offset + prior) - onehot."""
     problem, ask, batch = asked()
     logits_BC = ask.forward(problem.model.start_P, batch, mode="still").logits_BC
-    ask.prior_C = vector(1.0, 0.0, -2.0)
+    ask = ask.replace(prior_C=vector(1.0, 0.0, -2.0))
     g_P = ask.grad(problem.model.start_P, batch, offset_C=vector(0.5, -1.0, 2.0), mode="still")
     onehot_BC = torch.eye(3, dtype=torch.float64)[batch.y]
     assert_close(g_P[-3:], (torch.softmax(logits_BC + vector(1.5, -1.0, 0.0), 1) - onehot_BC).mean(0))
@@ -96,23 +112,23 @@ def test_only_training_moves_the_statistics():
     problem, ask, batch = asked()
     for mode in ("still", "eval"):
         ask.grad(problem.model.start_P, batch, mode=mode)
-        assert torch.equal(ask.buffers_R, problem.model.start_R)
+        assert torch.equal(ask.notes.buffers_R, problem.model.start_R)
     ask.grad(problem.model.start_P, batch)
-    assert not torch.equal(ask.buffers_R, problem.model.start_R)
+    assert not torch.equal(ask.notes.buffers_R, problem.model.start_R)
 
 
 def test_gradients_are_of_any_function_of_the_parameters():
     problem, ask, _ = asked()
     x_P = problem.model.start_P
     assert_close(ask.grad_of(lambda y_P: (y_P**2).sum(), x_P), 2 * x_P)
-    assert_close(ask.value, (x_P**2).sum())
+    assert_close(ask.notes.value, (x_P**2).sum())
 
 
 def test_a_gradient_leaves_no_graph_behind():
     problem, ask, batch = asked(model=Follows)
     ask.grad(problem.model.start_P, batch)
-    assert ask.buffers_R != 0
-    assert not any(v.requires_grad for v in (problem.model.start_P, ask.value, ask.buffers_R))
+    assert ask.notes.buffers_R != 0
+    assert not any(v.requires_grad for v in (problem.model.start_P, ask.notes.value, ask.notes.buffers_R))
 
 
 def test_stacked_clients_get_what_they_get_alone():
@@ -126,7 +142,7 @@ def test_stacked_clients_get_what_they_get_alone():
             client=problem.client(0), round=0, key=key_for(0, "test"), num_batches=1, stacked=stacked,
         )  # fmt: skip
         g_P = ask.grad(x_P, Batch(x, y, torch.ones(4, dtype=x.dtype), 0))
-        return g_P, ask.value, ask.buffers_R
+        return g_P, ask.notes.value, ask.notes.buffers_R
 
     x, y = problem.dataset.x[:8].reshape(2, 4, -1), problem.dataset.y[:8].reshape(2, 4)
     start_R = problem.model.start_R
@@ -146,3 +162,41 @@ def test_a_servers_loop_by_hand():
     assert ask.loop(step, 1, vector(3.0, 5.0), 100) == 21
     asked_of = ask._replace(repeat=lambda *arguments: arguments)
     assert asked_of.loop(step, 1, (), 100) == (step, 1, (), 100)
+
+
+def test_sums_by_hand():
+    """n = (1, 3): a by samples has the mean (2 + 3 * 6) / 4 and the sum 20, b by one (1 + 5) / 2 and 6."""
+    up = namedtuple("Up", "a b")
+    replies = Replies(up(vector(2.0, 6.0), vector(1.0, 5.0)), torch.tensor([0, 4]), vector(1.0, 3.0), torch.ones(2))
+    sums = sums_of(replies, {"b": "one"})
+    assert [float(each("a")) for each in (sums.mean, sums.sum)] == [5, 20]
+    assert [float(each("b")) for each in (sums.mean, sums.sum)] == [3, 6]
+    assert (float(sums.samples), sums.num_replies) == (4, 2)
+    totals = sums_from_totals({"a": vector(20.0), "b": vector(6.0)}, vector(4.0), 2, {"b": "one"})
+    assert [float(totals.mean(name)) for name in "ab"] == [5, 3]
+    assert float(sums.with_mean("a", vector(7.0)).mean("a")) == 7
+    assert float(sums.with_mean("a", vector(7.0)).mean("b")) == 3
+
+
+def test_other_weights_replace_the_shares_of_the_samples():
+    up = namedtuple("Up", "a")
+    replies = Replies(up(vector(2.0, 6.0)), torch.tensor([0, 4]), vector(1.0, 3.0), torch.ones(2), vector(0.5, 2.0))
+    assert float(sums_of(replies, {}).mean("a")) == 0.5 * 2 + 2 * 6
+
+
+def test_a_step_must_say_what_it_returns():
+    method = fedavg()._replace(step=lambda _ask, server, _sums: server)
+    replies = Replies((), torch.tensor([0]), vector(1.0), torch.ones(1))
+    with pytest.raises(TypeError, match="must return Stepped"):
+        aggregate(method, ServerAsk(None, 0, None), method.init(vector(1.0), None), replies)
+
+
+def test_numbers_of_a_step_are_in_the_row_of_the_round():
+    def step(ask, server, sums):
+        return fedavg().step(ask, server, sums)._replace(numbers={"length": torch.tensor(2.5)})
+
+    problem = tiny(fedavg()._replace(step=step))
+    assert run_round(problem, start(problem))[1]["length"] == 2.5
+    clashing = tiny(fedavg()._replace(step=lambda *given: fedavg().step(*given)._replace(numbers={"loss": 1.0})))
+    with pytest.raises(ValueError, match="'loss'"):
+        run_round(clashing, start(clashing))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from federations import FULL_FEDNCV, everyone, quadratics, tiny, train
+from federations import FULL_FEDNCV, everyone, full_fedncv, quadratics, tiny, train
 from torch.testing import assert_close
 
 import fedncv.methods
@@ -15,51 +15,10 @@ from fedncv.engine.problem import arrivals, start
 from fedncv.engine.round import Reply, aggregate, collect
 from fedncv.engine.sequential import run_round
 from fedncv.methods import METHODS, find_method
-from fedncv.methods.base import Ask, Batch, Work
+from fedncv.methods.base import Ask, Batch, ServerAsk, Work, sums_from_totals
+from fedncv.methods.base import aggregate as aggregate_server
 from fedncv.tree import all_finite, leaves, row, stack, tree_map
 
-# A text that makes the method FedAvg, bit for bit; None where it has no such limit, and why.
-FEDAVG_LIMIT = {
-    "fedncv": "fedncv:memory=off,drift=off,even=false,tau=0,momentum=0,average=0,blend=0",
-    "fedncv-sums": None,  # beta is 1; see test_fedncv_sums.py
-    "fedncv-paper": None,  # its server weights sum to zero; see test_fedncv_paper.py
-    "fedavg": "fedavg",
-    "fedavgm": "fedavgm:beta=0",
-    "fedprox": "fedprox:mu=0",
-    "fednova": None,  # equal steps give FedAvg to rounding, see test_fednova.py
-    "scaffold": None,  # averages uniformly; with equal sizes see test_scaffold.py
-    "feddyn": None,  # divides by alpha
-    "fedgen": "fedgen:alpha=0,beta=0,generator_steps=1",
-    "fedlc": "fedlc:tau=0",
-    "moon": "moon:mu=0",
-    "fedper": None,  # the head is personal
-    "fedrep": None,  # the head is personal
-    "pfedsim": "pfedsim:warm_up=1",
-    "fat_clipping_pi": "fat_clipping_pi:clip=inf",
-    "fat_clipping_pr": "fat_clipping_pr:clip=inf",
-    "fedadp": "fedadp:alpha=0",
-    "fedvarp": None,  # with all clients in every round, to rounding, see test_fedvarp.py
-    "fedstale": "fedstale:beta=0",
-    "mifa": None,  # with all clients in every round, to rounding, see test_mifa.py
-    "fedadagrad": None,  # to rounding for a large tau, see test_fedopt.py
-    "fedadam": None,  # to rounding for a large tau, see test_fedopt.py
-    "fedyogi": None,  # to rounding for a large tau, see test_fedopt.py
-    "local": None,  # no server
-}
-# Knobs with which a method is quick enough to be run a hundred times.
-SMALL = {"fedgen": "fedgen:generator_steps=2,hidden=8,generated=4"}
-# Where the defaults would take hundreds of rounds to come to rest on the quadratics, knobs that take fewer, and why.
-SETTLING = {
-    "fedncv-sums": ("fedncv-sums:momentum=0", {}),
-    "fedncv": ("fedncv:momentum=0", {}),  # oscillations decay by sqrt(momentum) a round
-    FULL_FEDNCV: (f"{FULL_FEDNCV},momentum=0", {}),
-    "fedavgm": ("fedavgm:beta=0.3", {}),  # oscillations decay by sqrt(beta) a round
-    "feddyn": ("feddyn:alpha=1", {}),  # lambda_u is learned over 1/alpha rounds
-    "fedadp": ("fedadp", {"b": (1.0, 1.0)}),  # in one dimension angles are 0 or pi: opposing clients flip the weights
-    "fedadagrad": ("fedadagrad:server_lr=2,tau=1", {}),  # a step is about server_lr, far from the optimum
-    "fedadam": ("fedadam:server_lr=2,tau=1,beta1=0", {}),
-    "fedyogi": ("fedyogi:server_lr=2,tau=1,beta1=0", {}),
-}
 every_method = pytest.mark.parametrize("name", [*METHODS, FULL_FEDNCV])
 
 
@@ -71,8 +30,14 @@ def same(tree, other):
         assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b, path
 
 
+def with_knobs(name, field):
+    """Return the method with the knobs that its entry states for this, if it states any."""
+    knobs = getattr(METHODS[name], field) if name in METHODS else ""
+    return f"{name}:{knobs}" if knobs else name
+
+
 def small(name, **config):
-    return tiny(SMALL.get(name, name), **config)
+    return tiny(with_knobs(name, "quick"), **config)
 
 
 def copied(tree):
@@ -80,16 +45,22 @@ def copied(tree):
 
 
 def test_the_folder_and_the_dictionary_agree():
-    files = {path.stem for path in Path(fedncv.methods.__file__).parent.glob("*.py")} - {"__init__", "base"}
+    others = {"__init__", "base", "ask", "sums", "registry", "older"}
+    files = {path.stem for path in Path(fedncv.methods.__file__).parent.glob("*.py")} - others
     assert {entry.make.__module__.rpartition(".")[2] for entry in METHODS.values()} == files
-    assert set(FEDAVG_LIMIT) == set(METHODS)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_an_entry_says_where_the_method_is_fedavg_or_why_it_never_is(name):
+    entry = METHODS[name]
+    assert bool(entry.limit) != bool(entry.no_limit), f"give the entry of {name} either limit or no_limit"
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_limit_of_the_method_is_fedavg_to_the_last_bit(name):
-    if FEDAVG_LIMIT[name] is None:
-        pytest.skip(f"{name} has no limit that is FedAvg")
-    limit, fedavg = tiny(FEDAVG_LIMIT[name], per_round=2), tiny("fedavg", per_round=2)
+    if METHODS[name].no_limit:
+        pytest.skip(f"{name} is never FedAvg to the last bit: {METHODS[name].no_limit}")
+    limit, fedavg = tiny(with_knobs(name, "limit"), per_round=2), tiny("fedavg", per_round=2)
     a, b = train(limit, rounds=3), train(fedavg, rounds=3)
     same(limit.method.shared(a.server), fedavg.method.shared(b.server))
     here, there = (next(arrivals(p, s, everyone(0).ids)) for p, s in ((limit, a), (fedavg, b)))
@@ -111,10 +82,11 @@ def test_the_order_of_replies_does_not_matter(name):
     problem = small(name)
     state = train(problem, rounds=1)
     replies = [Reply(a.client, train_client(problem, 1, a)) for a in arrivals(problem, state, everyone(0, 1, 2, 3).ids)]
-    expected = aggregate(problem, state, replies)
+    expected, numbers = aggregate(problem, state, replies)
     for seed in range(5):
         shuffled = random.Random(seed).sample(replies, len(replies))
-        result = aggregate(problem, state, shuffled)
+        result, same_numbers = aggregate(problem, state, shuffled)
+        assert same_numbers == numbers
         same(result.server, expected.server)
         same(result.buffers, expected.buffers)
         for u in range(4):
@@ -127,7 +99,8 @@ def test_what_crosses_is_declared(name):
     state = start(problem)
     (arrival,) = arrivals(problem, state, everyone(1).ids)
     up = train_client(problem, 0, arrival).up
-    assert {path for path, _ in leaves(up)} == set(problem.method.reveals)
+    assert {path.rpartition(".")[2] for path, _ in leaves(up)} == set(problem.method.reveals)
+    assert len(list(leaves(up))) == len(problem.method.reveals)  # no name twice: sums find a field by its name
     assert all(isinstance(leaf, torch.Tensor) for _, leaf in leaves((up, arrival.down)))
 
 
@@ -176,6 +149,56 @@ def test_a_round_without_a_reply_keeps_the_server(name):
 
 
 @every_method
+def test_the_server_of_the_sums_form_needs_nothing_but_totals(name):
+    """What secure aggregation gives, sum_S w_u a_u with sum_S n_u, makes the same step, to rounding."""
+    problem = small(name)
+    method, state = problem.method, train(problem, rounds=2)
+    if method.form != "sums":
+        pytest.skip(f"{name} needs each reply")
+    here = arrivals(problem, state, everyone(0, 1, 3).ids)
+    replies, _ = collect(problem, [Reply(a.client, train_client(problem, 2, a)) for a in here])
+    totals = {}
+    for path, leaf in leaves(replies.ups):
+        field = path.rpartition(".")[2]
+        one = torch.ones_like(replies.sizes_S)
+        w_S = {"samples": replies.sizes_S, "one": one}[method.weights.get(field, "samples")]
+        totals[field] = sum(w * a for w, a in zip(w_S, leaf, strict=True))
+    ask = ServerAsk(problem.model, 2, torch.zeros(2))
+    known = sums_from_totals(totals, replies.sizes_S.sum(), 3, method.weights)
+    ours, theirs = method.step(ask, state.server, known), aggregate_server(method, ask, state.server, replies)
+    assert_close(ours.server, theirs.server, rtol=1e-10, atol=1e-12)
+
+
+@every_method
+def test_the_server_can_be_asked_for_its_model_and_take_another(name):
+    """Client 0 begins with the model that the server was given, and all else in the server's state stays."""
+    problem = small(name)
+    method, state = problem.method, train(problem, rounds=2)
+    if method.model is None:
+        assert method.with_model is None
+        pytest.skip(f"{name} has no one model")
+    x_P = torch.linspace(-1, 1, len(problem.model.start_P), dtype=problem.dtype)
+    server = method.with_model(state.server, x_P)
+    assert torch.equal(method.model(server), x_P)
+    same(method.with_model(server, method.model(state.server)), state.server)
+    if name != "pfedsim":  # which sends every client a model of its own after its warm-up
+        (arrival,) = arrivals(problem, state._replace(server=server), everyone(0).ids)
+        begun_P, _ = method.begin(problem.ask(0, arrival.buffers_R, 2), arrival.down, arrival.kept.own)
+        assert torch.equal(begun_P, x_P)
+
+
+@every_method
+def test_an_ask_does_not_change(name):
+    problem = small(name)
+    ask = problem.ask(0, problem.model.start_R, 0)
+    for field in ("phase", "prior_C", "buffers_R", "received_R", "round"):
+        with pytest.raises(AttributeError, match=r"does not change|no setter"):
+            setattr(ask, field, 1)
+    assert ask.replace(phase=1).phase == 1
+    assert ask.phase == 0
+
+
+@every_method
 def test_measuring_changes_nothing(name):
     problem = small(name)
     state = train(problem, rounds=2)
@@ -221,7 +244,7 @@ def test_clients_can_be_stacked(name):
         for phase_number, phase in enumerate(method.phases(2)):
             for number in range(2):
                 ask = Ask(
-                    model, problem.task, ask.buffers_R, client=client, round=2, key=key, num_batches=2,
+                    model, problem.task, ask.notes.buffers_R, client=client, round=2, key=key, num_batches=2,
                     phase=phase_number, mode=phase.mode, stacked=stacked,
                 )  # fmt: skip
                 batch = Batch(x_B[4 * number :][:4], y_B[4 * number :][:4], torch.ones(4, dtype=x_B.dtype), number)
@@ -230,8 +253,8 @@ def test_clients_can_be_stacked(name):
                     y_P = y_P - 0.1 * g_P
         work = Work(torch.tensor(4), torch.tensor(16), 0.1, torch.tensor(0.4, dtype=x_B.dtype))
         up, own = method.finish(ask, y_P, work, down, own, scratch)
-        prediction, offset = method.predict(ask, y_P, down, own)
-        return (up, own, prediction, ask.buffers_R) + (() if offset is None else (offset,))
+        x_P, used_R, offset = method.predict(ask, y_P, down, own)
+        return (up, own, x_P, used_R, ask.notes.buffers_R) + (() if offset is None else (offset,))
 
     arguments = [
         (a.down, a.kept.own, a.buffers_R, problem.client(a.client)._replace(id=torch.tensor(a.client)),
@@ -249,7 +272,9 @@ def test_quadratics_stay_finite_and_settle(name):
     """On two quadratics with exact gradients every method comes to rest (its own test says where)."""
     if name == "fedgen":
         pytest.skip("needs classes")
-    text, clients = SETTLING.get(name, (name, {}))
+    # in one dimension angles are 0 or pi: opposing clients flip FedAdp's weights
+    clients = {"b": (1.0, 1.0)} if name == "fedadp" else {}
+    text = full_fedncv("momentum=off") if name == FULL_FEDNCV else with_knobs(name, "settles")
     problem = quadratics(text, x=1.0, **clients)
     state = train(problem, rounds=40)
     assert all_finite(tuple(leaf for _, leaf in leaves(state)))

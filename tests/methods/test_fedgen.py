@@ -345,7 +345,7 @@ def test_padding_does_not_count():
 
 def test_a_step_costs_one_gradient():
     *_, ask = extra("fedgen", (0.0, 1.0, 0.0))
-    assert (ask.num_gradients, ask.num_forwards) == (1, 0)
+    assert (ask.notes.num_gradients, ask.notes.num_forwards) == (1, 0)
 
 
 def test_labels_and_noise_are_drawn_with_keys_of_their_own(monkeypatch):

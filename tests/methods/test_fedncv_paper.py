@@ -8,7 +8,7 @@ from torch.testing import assert_close
 from fedncv.engine.local import train as train_client
 from fedncv.engine.problem import arrivals, start
 from fedncv.methods import find_method
-from fedncv.methods.base import Batch
+from fedncv.methods.base import Ask, Batch
 
 
 @pytest.mark.parametrize("sampling", ["uniform", "likelihood"])
@@ -58,9 +58,10 @@ def test_likelihood_weights_follow_the_models_own_probabilities():
     (arrival,) = arrivals(problem, start(problem), everyone(0).ids)
 
     def ask():
-        made = problem.ask(0, arrival.buffers_R, 0)
-        made._mode = "eval"  # BatchNorm would let samples see each other
-        return made
+        like = problem.ask(0, arrival.buffers_R, 0)
+        known = {"client": like.client, "round": 0, "key": like.key, "num_batches": like.num_batches}
+        # in training mode BatchNorm would let samples see each other
+        return Ask(problem.model, problem.task, arrival.buffers_R, mode="eval", **known)
 
     def gradient(i):
         one = Batch(x[i : i + 1], y[i : i + 1], torch.ones(1, dtype=x.dtype), 0)

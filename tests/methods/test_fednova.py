@@ -43,7 +43,7 @@ def test_with_momentum_a_gradient_counts_as_often_as_it_is_used():
 
 
 def test_the_work_is_averaged_with_the_weights_of_the_samples():
-    """sizes (1, 3), a = (1, 5), Delta = (1, 10): tau_eff = 4, mean direction 1/4 + 3/4 * 2 = 1.75."""
+    """sizes (1, 3), a = (1, 5), d = Delta / a = (1, 2): tau_eff = 4, mean direction 1/4 + 3/4 * 2 = 1.75."""
     method = find_method("fednova")
-    ups = {0: (vector(1.0), vector(1.0)[0]), 1: (vector(10.0), vector(5.0)[0])}
+    ups = {0: (vector(1.0), vector(1.0)[0]), 1: (vector(2.0), vector(5.0)[0])}
     assert_close(answer(method, method.init(vector(0.0), federation()), ups, sizes=(1, 3)).x_P, vector(-7.0))

@@ -11,7 +11,7 @@ from fedncv.methods import find_method
 def test_a_name_makes_the_method_it_names(text):
     """Each has what the text says of it: the declared uploads and the switches."""
     method = find_method(text)
-    assert set(method.reveals) == ({"delta_P", "a"} if "fednova" in text else {"delta_P"})
+    assert set(method.reveals) == ({"d_P", "a"} if "fednova" in text else {"delta_P"})
     assert method.switches == tuple(part.partition(":")[0] for part in text.split("+")[1:])
 
 
@@ -31,7 +31,7 @@ def test_a_method_without_knobs_takes_none(text):
 
 
 def test_a_switch_named_twice_is_refused():
-    with pytest.raises(ValueError, match="'fedavg' has 'prior' already"):
+    with pytest.raises(ValueError, match="names prior twice"):
         find_method("fedavg+prior+prior")
 
 

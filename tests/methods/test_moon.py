@@ -100,7 +100,7 @@ def test_every_client_keeps_its_own_last_model_whatever_the_order_of_replies():
     problem = tiny("moon")
     state = start(problem)
     replies = [Reply(a.client, train_client(problem, 0, a)) for a in arrivals(problem, state, everyone(0, 1, 2).ids)]
-    after = aggregate(problem, state, replies[::-1])
+    after, _ = aggregate(problem, state, replies[::-1])
     for reply in replies:
         assert torch.equal(after.kept[reply.client].own, reply.trained.y_P)
     assert len({tuple(after.kept[u].own.tolist()) for u in range(3)}) == 3

@@ -126,10 +126,10 @@ def test_statistics_of_clients_and_their_average():
     replies = Replies((), torch.tensor([0, 1]), vector(1.0, 3.0), torch.ones(2))
     state = Statistics(vector(0.0), torch.zeros(4, 1, dtype=torch.float64))
     server = mixed(n=(0.0, 0.0, 0.0, 0.0))
-    after = method.buffers.aggregate(None, state, server, vector(4.0, 8.0)[:, None], replies)
+    after = method.buffers.step(None, state, server, (vector(4.0, 8.0)[:, None], replies))
     assert_close(after.b_NR, vector(4.0, 8.0, 0.0, 0.0)[:, None])
     assert_close(after.b_R, vector(7.0))
-    warm = method.buffers.aggregate(None, state, server._replace(warm_rounds=9), vector(4.0, 8.0)[:, None], replies)
+    warm = method.buffers.step(None, state, server._replace(warm_rounds=9), (vector(4.0, 8.0)[:, None], replies))
     assert_close(warm.b_R, vector(7.0))
     assert_close(warm.b_NR, state.b_NR)
 

@@ -5,7 +5,7 @@ from itertools import permutations
 import numpy as np
 import pytest
 import torch
-from federations import FULL_FEDNCV, QUADRATIC, Point, everyone, quadratics, tiny, train
+from federations import QUADRATIC, Point, everyone, full_fedncv, model_of, quadratics, tiny, train
 from torch.testing import assert_close
 
 from fedncv.config import RunConfig
@@ -18,6 +18,7 @@ from fedncv.estimators import new_table, saga_direction
 from fedncv.methods import find_method
 from fedncv.methods.base import Ask, Batch, Phase
 from fedncv.methods.fedavg import fedavg
+from fedncv.methods.switches.even_samples import with_even_samples
 from fedncv.methods.switches.sample_level import Config, with_samples
 from fedncv.tasks import Task
 from fedncv.tree import leaves
@@ -155,10 +156,10 @@ def test_svrg_rests_at_the_optimum_that_sgd_jumps_around(even, values):
     svrg, sgd = (
         samples(f"fedavg{even}{s}", values, task=QUADRATIC, lr=0.3, epochs=1) for s in ("+samples:kind=svrg", "")
     )
-    assert float(train(svrg, rounds=40).server.x_P) == pytest.approx(np.mean(values), abs=1e-9)
+    assert float(model_of(train(svrg, rounds=40))) == pytest.approx(np.mean(values), abs=1e-9)
     states = [train(sgd, rounds=40)]
     states += [train(sgd, state=states[0]._replace(round=t)) for t in range(41, 45)]
-    assert np.ptp([float(state.server.x_P) for state in states]) > 0.01
+    assert np.ptp([float(model_of(state)) for state in states]) > 0.01
 
 
 def test_the_pass_of_svrg_is_counted_and_moves_nothing():
@@ -178,8 +179,8 @@ def test_the_pass_of_svrg_is_counted_and_moves_nothing():
 @pytest.mark.parametrize(
     "text",
     [
-        f"{FULL_FEDNCV},samples=saga",
-        "fedncv:samples=svrg",
+        full_fedncv(more="+samples"),
+        "fedncv+samples:kind=svrg",
         *(
             pytest.param(text, marks=pytest.mark.slow)
             for text in (
@@ -206,7 +207,9 @@ def test_stacked_clients_equal_clients_one_by_one(text):
                 assert_close(a, b, rtol=1e-10, atol=1e-10, msg=lambda m, name=name: f"{name}: {m}")
             else:
                 assert a == b, name
-        assert {k: v for k, v in stacked_row.items() if k != "loss"} == {k: v for k, v in row.items() if k != "loss"}
+        exact = {k: v for k, v in row.items() if k not in ("loss", "beta")}
+        assert {k: v for k, v in stacked_row.items() if k not in ("loss", "beta")} == exact
+        assert stacked_row.get("beta") == pytest.approx(row.get("beta"), rel=1e-9)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -241,7 +244,7 @@ def test_the_pass_of_svrg_is_made_of_the_steps_of_the_phase_that_trains():
 
 
 def test_off_is_the_method_to_the_last_bit():
-    for off, method in (("fedavg+samples:alpha=0", "fedavg"), ("fedncv:samples=off", "fedncv")):
+    for off, method in (("fedavg+samples:alpha=0", "fedavg"), ("fedncv+samples:alpha=0", "fedncv")):
         a, b = train(tiny(off), rounds=1), train(tiny(method), rounds=1)
         for (_, x), (_, y) in zip(leaves(a), leaves(b), strict=True):
             assert torch.equal(x, y) if isinstance(x, torch.Tensor) else x == y
@@ -252,7 +255,8 @@ def test_knobs_and_order_are_checked():
         find_method("fedavg+samples:alpha=2")
     with pytest.raises(ValueError, match="kind must be one of saga, svrg"):
         find_method("fedavg+samples:kind=sag")
-    with pytest.raises(ValueError, match=r"as in \+even\+samples"):
-        find_method("fedavg+samples+even")
-    with pytest.raises(ValueError, match="already"):
-        find_method("fedncv:samples=saga+samples")
+    with pytest.raises(ValueError, match=r"\+even before \+samples"):
+        with_even_samples(find_method("fedavg+samples"))
+    assert find_method("fedavg+samples+even").switches == ("even", "samples")  # put right
+    with pytest.raises(ValueError, match="twice"):
+        find_method("fedncv+samples+samples")

@@ -7,7 +7,7 @@ from itertools import combinations, product
 import numpy as np
 import pytest
 import torch
-from federations import FULL_FEDNCV, quadratics, tiny, vector
+from federations import FULL_FEDNCV, full_fedncv, quadratics, tiny, vector
 from torch.testing import assert_close
 
 from fedncv.engine.local import train
@@ -27,8 +27,8 @@ def slow(method):
     return pytest.param(method, marks=pytest.mark.slow)
 
 
-STILL = f"{FULL_FEDNCV},momentum=0"  # no velocity: it aims at the weighted mean
-UNBIASED = f"{STILL},weights=ht"
+STILL = full_fedncv("momentum=off")  # no velocity: it aims at the weighted mean
+UNBIASED = full_fedncv("momentum=off", "+ht")
 WEIGHTED = ["fedavg", slow("fedvarp"), "fedstale:beta=0.5", STILL, UNBIASED, slow("fedncv:momentum=0"), "mifa"]
 OTHERS = ["scaffold", "fedadp", "fedncv-sums:momentum=0", FULL_FEDNCV, slow("fedncv"), slow("fedavgm:server_lr=0.5")]
 FORMS = {
@@ -62,7 +62,7 @@ def steps(problem, state, everybody):
     """x - x' of every draw, by the engine's aggregate."""
     x_P = model(problem, state)
     drawn = combinations(everybody, problem.config.per_round)
-    return torch.stack([x_P - model(problem, aggregate(problem, state, list(S))) for S in drawn])
+    return torch.stack([x_P - model(problem, aggregate(problem, state, list(S))[0]) for S in drawn])
 
 
 def model(problem, state):
@@ -97,7 +97,7 @@ def test_error_bias_and_variance_are_those_of_all_draws_against_the_weighted_mea
 def test_a_server_with_another_aim_is_measured_around_its_own_full_participation(method):
     problem, state = walked(method)
     everybody = replies(problem, state)
-    full_P = model(problem, state) - model(problem, aggregate(problem, state, everybody))
+    full_P = model(problem, state) - model(problem, aggregate(problem, state, everybody)[0])
     e_DP = steps(problem, state, everybody) - full_P  # self-normalised or equal weights: inclusion plays no part
     row, _ = probed(problem, state)
     assert row["form"] == FORMS[method]
@@ -115,7 +115,7 @@ def test_plain_is_fedavg_on_the_same_updates_and_the_cosine_that_of_all_draws(me
     delta_NP = torch.stack([x_P - reply.trained.y_P for reply in everybody])
     draws = [list(S) for S in combinations(range(len(n_N)), problem.config.per_round)]
     plain = [float((n_N[S] @ delta_NP[S] / n_N[S].sum() - g_P).square().sum()) for S in draws]
-    full_P = x_P - model(problem, aggregate(problem, state, everybody))
+    full_P = x_P - model(problem, aggregate(problem, state, everybody)[0])
     hat_DP = steps(problem, state, everybody) - full_P + g_P
     row, _ = probed(problem, state)
     assert row["plain"] == pytest.approx(np.mean(plain), rel=1e-9)
@@ -127,7 +127,7 @@ def test_plain_is_fedavg_on_the_same_updates_and_the_cosine_that_of_all_draws(me
     assert row["drift"] == pytest.approx(float(drift) ** 0.5, rel=1e-9)
 
 
-@pytest.mark.parametrize("method", ["fedavg", f"{FULL_FEDNCV},weights=ht", slow("scaffold"), "fedadp", slow("mifa")])
+@pytest.mark.parametrize("method", ["fedavg", full_fedncv(more="+ht"), slow("scaffold"), "fedadp", slow("mifa")])
 def test_the_parts_add_up_to_the_whole(method):
     problem, state = walked(method)
     row, _ = probed(problem, state)
@@ -176,7 +176,7 @@ def test_a_server_that_steps_twice_as_far_does_not_aim_at_the_weighted_mean():
 
 @pytest.mark.parametrize(
     ("method", "beta"),
-    [("fedvarp", 1.0), ("fedstale:beta=0.3", 0.3), ("fedncv:momentum=0,memory=fixed,beta=0.7,weights=ht", 0.7)],
+    [("fedvarp", 1.0), ("fedstale:beta=0.3", 0.3), ("fedncv:momentum=off+memory:beta=0.7+ht", 0.7)],
 )
 @pytest.mark.parametrize("rounds", [1, 5])  # after one round three clients were never seen: 0 or the mean of the seen
 def test_the_coefficient_in_use_is_found_and_the_parabola_passes_through_the_error(method, beta, rounds):
@@ -198,10 +198,10 @@ def test_a_coefficient_that_is_learned_is_found_too(method):
     assert probed(problem, state)[0]["beta"] == pytest.approx(learned, abs=1e-9)
 
 
-@pytest.mark.parametrize("weights", ["self_normalised", "ht"])
+@pytest.mark.parametrize("weights", ["", "+ht"])
 def test_no_other_coefficient_errs_less_than_the_best_one(weights):
     """The best one is put into the method, and the neighbours on either side; the memory is kept, not the path."""
-    method = "fedncv:momentum=0,drift=off,memory=fixed,weights=" + weights
+    method = "fedncv:momentum=off,drift=off+memory" + weights
     problem, state = walked(method + ",beta=0.5")
     row, _ = probed(problem, state)
     assert 0.05 < row["beta_best"] < 0.95
@@ -213,7 +213,7 @@ def test_no_other_coefficient_errs_less_than_the_best_one(weights):
     assert found[0] > found[1] < found[2]
 
 
-@pytest.mark.parametrize("method", ["fedvarp", "fedncv:momentum=0,drift=off,memory=fixed,weights=ht,tau=0"])
+@pytest.mark.parametrize("method", ["fedvarp", "fedncv:momentum=off,drift=off,prior=off+memory+ht"])
 def test_perfect_memory_leaves_no_error(method):
     """The path stands still and the clients' updates have no noise, so what is remembered is what comes."""
     problem = quadratics(method, a=(1.0, 4.0, 2.0, 3.0), b=(0.0, 1.0, -2.0, 7.0), sizes=[1, 2, 3, 4], per_round=2)
@@ -233,9 +233,9 @@ def test_steps_that_remember_something_else_or_nothing_have_no_beta(method):
     assert "beta" not in probed(problem, state)[0]
 
 
-@pytest.mark.parametrize("drift", ["fixed", "adaptive"])
+@pytest.mark.parametrize("drift", ["on", "learned"])
 def test_alpha_in_use_is_the_servers_and_the_best_one_fits_the_fresh_gradients(drift):
-    problem, state = walked(f"fedncv:drift={drift},tau=0,even=false", batch_size=100)
+    problem, state = walked(f"fedncv:drift={drift},prior=off,even=off", batch_size=100)
     everybody, server, n_N = replies(problem, state), state.server, problem.federation.sizes_N
     row, _ = probed(problem, state)
     assert row["alpha_clients"] == sorted(server.alpha)
@@ -282,7 +282,7 @@ def test_on_quadratics_the_numbers_are_the_closed_form():
 
 @pytest.mark.parametrize(
     "method",
-    ["fedavg", slow("scaffold"), f"{FULL_FEDNCV},weights=ht", slow(FULL_FEDNCV), "fedncv-sums", slow("mifa")],
+    ["fedavg", slow("scaffold"), full_fedncv(more="+ht"), slow(FULL_FEDNCV), "fedncv-sums", slow("mifa")],
 )
 def test_within_and_between_are_those_of_all_draws_and_add_up_to_the_total_variance(method):
     """With steps s, s' of two trainings, over all draws: within E|s - s'|^2 / 2, between Cov(s, s')."""
@@ -308,7 +308,7 @@ def _seeded(config):
 
 
 @pytest.mark.parametrize(
-    "method", ["fedavg", slow("scaffold"), slow("fedvarp"), slow(FULL_FEDNCV), f"{FULL_FEDNCV},weights=ht"]
+    "method", ["fedavg", slow("scaffold"), slow("fedvarp"), slow(FULL_FEDNCV), full_fedncv(more="+ht")]
 )
 def test_a_server_is_asked_by_groups_of_clients_and_not_client_by_client(method):
     """14 clients, 2 a round: two singles, a pair, all, 7 groups and 2 draws; then two singles and all again."""
@@ -317,9 +317,9 @@ def test_a_server_is_asked_by_groups_of_clients_and_not_client_by_client(method)
 
     def counted(*arguments):
         calls.append(1)
-        return problem.method.aggregate(*arguments)
+        return problem.method.step(*arguments)
 
-    row, _ = probed(problem._replace(method=problem.method._replace(aggregate=counted)), state, again=True)
+    row, _ = probed(problem._replace(method=problem.method._replace(step=counted)), state, again=True)
     assert row["form"] != "none"
     assert len(calls) <= (2 + 1 + 1 + 7 + 2) + (2 + 1) + 1  # and a second training's, and alpha's
 
@@ -327,9 +327,7 @@ def test_a_server_is_asked_by_groups_of_clients_and_not_client_by_client(method)
 # ---- draws in place of the list ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "method", ["fedavg", FULL_FEDNCV, f"{FULL_FEDNCV},weights=ht", slow("scaffold"), slow("fedadp")]
-)
+@pytest.mark.parametrize("method", ["fedavg", FULL_FEDNCV, full_fedncv(more="+ht"), slow("scaffold"), slow("fedadp")])
 def test_drawn_numbers_lie_around_the_listed_ones(method, monkeypatch):
     problem, state = walked(method, sizes=(20, 13, 9, 18, 31, 12, 25, 16), per_round=3)
     exact, _ = probed(problem, state)

@@ -307,6 +307,9 @@ def test_the_page_stands_alone_and_no_text_breaks_out_of_it(tmp_path):
 def test_variants_of_fedncv_are_named_by_what_they_lack_and_have():
     said = {
         "drift=off": "FedNCV without drift correction",
+        "prior=off": "FedNCV without label prior",
+        "drift.alpha=learned": "FedNCV, alpha learned",
+        "drift=off+memory:beta=learned": "FedNCV without drift correction + memory, beta learned",
         "tau=0": "FedNCV without label prior",
         "memory=adaptive": "FedNCV with server memory",
         "drift=adaptive": "FedNCV, alpha learned",

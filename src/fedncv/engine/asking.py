@@ -23,10 +23,10 @@ class Asks(NamedTuple):
 
 
 def vmap_asking(function: Any, asks: Asks, *arguments: Any) -> Any:
-    """``function(ask_of, …)`` on every row, where ``ask_of(buffers_R)`` is the row's ask."""
+    """Return ``function(ask_of, …)`` on every row, where ``ask_of(buffers_R)`` is the row's ask."""
 
     def one(client, key, *rows):  # type: ignore[no-untyped-def]
-        def ask_of(buffers_R: Tensor) -> Ask:
+        def ask_of(buffers_R: Tensor, received_R: Tensor | None = None) -> Ask:
             return Ask(
                 asks.model,
                 asks.task,
@@ -36,6 +36,7 @@ def vmap_asking(function: Any, asks: Asks, *arguments: Any) -> Any:
                 key=key,
                 num_batches=asks.num_batches,
                 stacked=True,
+                received_R=received_R,
             )
 
         return function(ask_of, *rows)

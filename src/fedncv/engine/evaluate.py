@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedncv.engine.local import train
 from fedncv.engine.problem import Arrival, DivergedError, Problem, State, arrivals
+from fedncv.methods.base import Prediction
 
 CHUNK = 1024  # test samples in one forward pass
 
@@ -45,14 +46,14 @@ class Scores(NamedTuple):
         }
 
 
-def score(problem: Problem, u: int, x_P: Tensor, buffers_R: Tensor, offset_C: Tensor | None) -> float:
-    """Sum of the scores of client u's test samples."""
+def score(problem: Problem, u: int, used: Prediction) -> float:
+    """Return the sum of the scores of client u's test samples."""
     total = 0.0
     for index in torch.split(torch.from_numpy(problem.clients.test[u]), CHUNK):
         inputs = problem.dataset.inputs(index, problem.dtype)
         with torch.no_grad():
-            output, _ = problem.model.forward(x_P, buffers_R, inputs, mode="eval")
-        logits = output.logits_BC if offset_C is None else output.logits_BC + offset_C
+            output, _ = problem.model.forward(used.x_P, used.buffers_R, inputs, mode="eval")
+        logits = output.logits_BC if used.offset_C is None else output.logits_BC + used.offset_C
         total += float(problem.task.score(logits, problem.dataset.y[index]).sum(dtype=torch.float64))
     return total
 
@@ -73,11 +74,11 @@ def score_before(problem: Problem, round: int, arrival: Arrival, shared_P: Tenso
     u, down, buffers_R, kept = arrival
     ask = problem.ask(u, buffers_R, round)
     y_P, _ = problem.method.begin(ask, down, kept.own)
-    x_P, offset_C = problem.method.predict(ask, y_P, down, kept.own)
-    total = score(problem, u, x_P, ask.buffers_R, offset_C)
-    if shared_P is None or (offset_C is None and torch.equal(x_P, shared_P)):
+    used = problem.method.predict(ask, y_P, down, kept.own)
+    total = score(problem, u, used)
+    if shared_P is None or (used.offset_C is None and torch.equal(used.x_P, shared_P)):
         return total, total
-    return total, score(problem, u, shared_P, buffers_R, None)
+    return total, score(problem, u, Prediction(shared_P, buffers_R))
 
 
 def summary_before(
@@ -108,10 +109,8 @@ def score_after(problem: Problem, round: int, arrival: Arrival) -> float:
         y_P, _ = method.begin(problem.ask(u, buffers_R, round), down, kept.own)
     else:
         y_P, buffers_R, kept = trained.y_P, trained.buffers_R, trained.kept
-    ask = problem.ask(u, buffers_R, round)
-    ask.received_R = arrival.buffers_R
-    x_P, offset_C = method.predict(ask, y_P, down, kept.own)
-    return score(problem, u, x_P, ask.buffers_R, offset_C)
+    ask = problem.ask(u, buffers_R, round, received_R=arrival.buffers_R)
+    return score(problem, u, method.predict(ask, y_P, down, kept.own))
 
 
 def shared_model(problem: Problem, state: State) -> Tensor | None:

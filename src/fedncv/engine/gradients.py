@@ -70,7 +70,7 @@ def of_client(problem: Problem, round: int, arrival: Arrival) -> Moments:
     u, down, buffers_R, kept = arrival
     ask = problem.ask(u, buffers_R, round)
     y_P, _ = problem.method.begin(ask, down, kept.own)
-    _, offset_C = problem.method.predict(ask, y_P, down, kept.own)
+    offset_C = problem.method.predict(ask, y_P, down, kept.own).offset_C
     index = torch.from_numpy(problem.clients.train[u])
     at = Standing(y_P, buffers_R, None if offset_C is None else offset_C[None])
     return moments(unfused(problem.model), problem.task, _inputs(problem), at, [index])

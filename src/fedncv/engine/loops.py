@@ -11,7 +11,7 @@ from torch import Tensor
 from fedncv.engine.problem import Problem
 from fedncv.engine.stage import overwrite
 from fedncv.flat import Model
-from fedncv.methods.base import Replies, ServerAsk, Step
+from fedncv.methods.base import ServerAsk, Step, Stepped
 from fedncv.tree import leaves, tree_map
 
 MOST = 16  # loops that are held recorded; the number of replies changes their form
@@ -73,13 +73,13 @@ class Loops:
 
 
 def with_loops(problem: Problem, loops: Loops) -> Problem:
-    """The problem whose server runs its loops through ``loops``."""
-    aggregate = problem.method.aggregate
+    """Return the problem whose server runs its loops through ``loops``."""
+    step = problem.method.step
 
-    def repeating(ask: ServerAsk, server: Any, replies: Replies) -> Any:
-        return aggregate(ask._replace(repeat=loops), server, replies)
+    def repeating(ask: ServerAsk, server: Any, combined: Any) -> Stepped:
+        return step(ask._replace(repeat=loops), server, combined)
 
-    return problem._replace(method=problem.method._replace(aggregate=repeating))
+    return problem._replace(method=problem.method._replace(step=repeating))
 
 
 def _copy(leaf: Tensor) -> Tensor:

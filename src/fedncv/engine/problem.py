@@ -76,8 +76,8 @@ class Problem(NamedTuple):
         num_samples = counts_C.new_tensor(len(train))
         return Client(u, num_samples, num_samples.clamp(max=self.config.batch_size), counts_C)
 
-    def ask(self, u: int, buffers_R: Tensor, round: int) -> Ask:
-        """What client u may ask outside its steps."""
+    def ask(self, u: int, buffers_R: Tensor, round: int, *, received_R: Tensor | None = None) -> Ask:
+        """Return what client u may ask outside its steps; ``received_R`` are the statistics that it began with."""
         return Ask(
             self.model,
             self.task,
@@ -86,6 +86,7 @@ class Problem(NamedTuple):
             round=round,
             key=key_for(self.config.seed, "client", round, u).to(buffers_R.device),
             num_batches=-(-len(self.clients.train[u]) // self.config.batch_size),
+            received_R=received_R,
         )
 
 

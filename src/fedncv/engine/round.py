@@ -11,6 +11,7 @@ from fedncv.engine import sampling
 from fedncv.engine.local import Trained, lr_of
 from fedncv.engine.problem import DivergedError, Problem, State, messages
 from fedncv.keys import generator, key_for
+from fedncv.methods import base
 from fedncv.methods.base import BufferRule, Replies, ServerAsk, weighted_sum
 from fedncv.tree import all_finite, stack
 
@@ -66,8 +67,11 @@ def collect(problem: Problem, replies: list[Reply]) -> tuple[Replies, Tensor]:
     return collected, torch.stack([reply.trained.buffers_R for reply in replies])
 
 
-def aggregate(problem: Problem, state: State, replies: list[Reply]) -> State:
-    """The server's half of a round. Without a reply it keeps its state."""
+def aggregate(problem: Problem, state: State, replies: list[Reply]) -> tuple[State, dict[str, float]]:
+    """Return the state after the server's half of a round, and numbers that its step gave a name.
+
+    Without a reply the server keeps its state.
+    """
     totals, t = state.totals, state.round
     for _, trained in replies:
         totals = totals._replace(
@@ -77,19 +81,20 @@ def aggregate(problem: Problem, state: State, replies: list[Reply]) -> State:
         )
     state = state._replace(round=t + 1, totals=totals)
     if not replies:
-        return state
+        return state, {}
     collected, b_SR = collect(problem, replies)
     ask = ServerAsk(problem.model, t, key_for(problem.config.seed, "server", t).to(b_SR.device))
     rule, buffers = problem.buffer_rule, state.buffers
-    if isinstance(rule, BufferRule):
-        buffers = rule.aggregate(ask, buffers, state.server, b_SR, collected)
+    if isinstance(rule, BufferRule) and rule.combine is not None:
+        buffers = rule.step(ask, buffers, state.server, rule.combine(b_SR, collected))
+    elif isinstance(rule, BufferRule):
+        buffers = rule.step(ask, buffers, state.server, weighted_sum(collected.weight_S, b_SR))
     elif rule == "averaged":
         buffers = weighted_sum(collected.weight_S, b_SR)
-    return state._replace(
-        server=problem.method.aggregate(ask, state.server, collected),
-        buffers=buffers,
-        kept=state.kept | {reply.client: reply.trained.kept for reply in replies},
-    )
+    stepped = base.aggregate(problem.method, ask, state.server, collected)
+    kept = state.kept | {reply.client: reply.trained.kept for reply in replies}
+    numbers = {name: float(value) for name, value in stepped.numbers.items()}
+    return state._replace(server=stepped.server, buffers=buffers, kept=kept), numbers
 
 
 def settle(problem: Problem, state: State, drawn: Draw, outcomes: Iterable[Outcome]) -> tuple[State, dict[str, Any]]:
@@ -111,7 +116,7 @@ def settle(problem: Problem, state: State, drawn: Draw, outcomes: Iterable[Outco
                 f"client {client} diverged in round {state.round + 1}: loss {float(trained.loss):.3g}, update not "
                 f"finite at lr {lr:g}; try a lower lr, or diverged=skip to leave such replies out"
             )
-    state = aggregate(problem, state._replace(totals=totals), replies)
+    state, numbers = aggregate(problem, state._replace(totals=totals), replies)
     # what the next client would be sent: all that matters of the server, without a look at every client's row
     if replies and not all_finite(messages(problem, state, drawn.ids[:1])):
         raise DivergedError(
@@ -127,4 +132,8 @@ def settle(problem: Problem, state: State, drawn: Draw, outcomes: Iterable[Outco
         "loss": float(np.mean(losses)) if losses and np.isfinite(losses).all() else None,
         **state.totals._asdict(),
     }
+    for name in numbers:
+        if name in result:
+            raise ValueError(f"the method's step returns the number {name!r}, which every row has; rename it")
+    result |= {name: value if np.isfinite(value) else None for name, value in numbers.items()}
     return state, result | ({"skipped": skipped} if skipped else {})

@@ -37,7 +37,7 @@ def _of_clients(engine: StackedEngine, states: Sequence[State], j: int, ids: Int
     def begin(ask_of, down, own, b_R):  # type: ignore[no-untyped-def]
         ask = ask_of(b_R)
         y_P, _ = method.begin(ask, down, own)
-        offset_C = method.predict(ask, y_P, down, own)[1]
+        offset_C = method.predict(ask, y_P, down, own).offset_C
         return (y_P,) if offset_C is None else (y_P, offset_C)
 
     asks = engine.asks(arrived.rows, states[j].round)

@@ -69,9 +69,7 @@ def after(engine: StackedEngine, states: Sequence[State]) -> list[dict[str, Any]
             return engine.method.begin(ask_of(b_R), down, own)[0]
 
         def predict(ask_of, y_P, down, own, b_R, received_R):  # type: ignore[no-untyped-def]
-            ask = ask_of(b_R)
-            ask.received_R = received_R
-            return _prediction(engine.method, ask, y_P, down, own)
+            return _prediction(engine.method, ask_of(b_R, received_R), y_P, down, own)
 
         own, buffers_KR = arrived.own, arrived.buffers_KR
         y_KP = vmap_asking(begin, asks, arrived.down, own, buffers_KR)  # for those with too little data for a step
@@ -128,8 +126,8 @@ def scores(
 
 def _prediction(method: Method, ask: Ask, y_P: Tensor, down: Any, own: Any) -> tuple[Tensor, ...]:
     """Parameters, running statistics and, where there is one, the offset that a client predicts with."""
-    x_P, offset_C = method.predict(ask, y_P, down, own)
-    return (x_P, ask.buffers_R) if offset_C is None else (x_P, ask.buffers_R, offset_C)
+    x_P, buffers_R, offset_C = method.predict(ask, y_P, down, own)
+    return (x_P, buffers_R) if offset_C is None else (x_P, buffers_R, offset_C)
 
 
 def _groups(engine: StackedEngine, states: Sequence[State]) -> Iterator[tuple[Arrived, Ints]]:

@@ -49,21 +49,6 @@ class Calls(NamedTuple):
     forwards: int = 0
 
 
-class NotedAsk(Ask):
-    """Remembers whether the round was looked at: a graph that holds its number serves one round only."""
-
-    saw_round = False
-
-    @property
-    def round(self) -> int:
-        self.saw_round = True
-        return self._round
-
-    @round.setter
-    def round(self, value: int) -> None:
-        self._round = value
-
-
 def buckets(capacity: int, ratio: float = RATIO) -> list[int]:
     """Sizes up to ``capacity``, each at most ``ratio`` times the next smaller one, or one more.
 
@@ -188,7 +173,7 @@ class Stage:
         index_TBK, weight_TBK, number_TK, key_TK2 = self._tables[phase]
 
         def client_step(moving, fixed, x_B, target_B, weight_B, number, key):  # type: ignore[no-untyped-def]
-            ask = NotedAsk(
+            ask = Ask(
                 self._model,
                 problem.task,
                 moving.buffers_R,
@@ -207,9 +192,10 @@ class Stage:
                 moving.y_P, g_P, velocity_P, part, ask, fixed.lr, config.momentum, config.weight_decay
             )
             velocity_P = moving.velocity_P if velocity_P is None else velocity_P
-            self.calls[phase] = Calls(ask.num_gradients, ask.num_forwards)
-            self._round_matters[phase] = ask.saw_round
-            return Moving(y_P, velocity_P, ask.buffers_R, scratch, moving.loss + ask.value.to(moving.loss))
+            notes = ask.notes
+            self.calls[phase] = Calls(notes.num_gradients, notes.num_forwards)
+            self._round_matters[phase] = notes.saw_round
+            return Moving(y_P, velocity_P, notes.buffers_R, scratch, moving.loss + notes.value.to(moving.loss))
 
         first = tree_map(lambda leaf: leaf[:k], (self._moving, self._fixed))
         index_BK = index_TBK.index_select(0, self._step)[0, :, :k]

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedncv.methods.base import Federation, Method, Replies, ServerAsk, weighted_sum
+from fedncv.methods.base import Federation, Method, Replies, ServerAsk, Stepped, moved_by, weighted_sum
 from fedncv.methods.fedavg import fedavg
 
 
@@ -59,16 +59,20 @@ def fedadp(config: Config = Config()) -> Method:
         zeros_N = torch.zeros(federation.num_clients, dtype=torch.float64, device=x_P.device)
         return Server(x_P, zeros_N, zeros_N)
 
-    def aggregate(_ask: ServerAsk, server: Server, replies: Replies) -> Server:
+    def combine(_server: Server, replies: Replies) -> Replies:
+        return replies  # angles are of single updates
+
+    def step(_ask: ServerAsk, server: Server, replies: Replies) -> Stepped:
         delta_SP, ids_S = replies.ups.delta_P, replies.ids_S
         theta_S = angle(weighted_sum(replies.weight_S, delta_SP), delta_SP)
         times_S = server.times_N[ids_S] + 1
         mean_S = server.theta_N[ids_S] + (theta_S - server.theta_N[ids_S]) / times_S
         votes_S = replies.sizes_S * torch.exp(gompertz(mean_S, config.alpha))
-        return Server(
-            server.x_P - weighted_sum(votes_S / votes_S.sum(), delta_SP),
-            server.theta_N.index_copy(0, ids_S, mean_S),
-            server.times_N.index_copy(0, ids_S, times_S),
+        return moved_by(
+            server,
+            weighted_sum(votes_S / votes_S.sum(), delta_SP),
+            theta_N=server.theta_N.index_copy(0, ids_S, mean_S),
+            times_N=server.times_N.index_copy(0, ids_S, times_S),
         )
 
-    return fedavg()._replace(init=init, aggregate=aggregate)
+    return fedavg()._replace(init=init, combine=combine, step=step)

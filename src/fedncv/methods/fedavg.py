@@ -20,11 +20,13 @@ from fedncv.methods.base import (
     Federation,
     Method,
     Phase,
-    Replies,
+    Prediction,
     ServerAsk,
+    Stepped,
+    Sums,
     Work,
     for_all,
-    weighted_sum,
+    moved_by,
 )
 
 
@@ -72,15 +74,17 @@ def fedavg(config: Config = Config()) -> Method:
     def finish(_ask: Ask, y_P: Tensor, _work: Work, down: Down, own: Any, _scratch: Any) -> tuple[Up, Any]:
         return Up(down.x_P - y_P), own
 
-    def aggregate(_ask: ServerAsk, server: Server, replies: Replies) -> Server:
-        delta_P = weighted_sum(replies.weight_S, replies.ups.delta_P)
-        return server._replace(x_P=server.x_P - config.server_lr * delta_P)
+    def step(_ask: ServerAsk, server: Server, sums: Sums) -> Stepped:
+        return moved_by(server, config.server_lr * sums.mean("delta_P"))
 
-    def predict(_ask: Ask, y_P: Tensor, _down: Down, _own: Any) -> tuple[Tensor, None]:
-        return y_P, None
+    def predict(ask: Ask, y_P: Tensor, _down: Down, _own: Any) -> Prediction:
+        return Prediction(y_P, ask.buffers_R)
 
     def shared(server: Server) -> Tensor:
         return server.x_P
+
+    def with_model(server: Server, x_P: Tensor) -> Server:
+        return server._replace(x_P=x_P)
 
     return Method(
         init=init,
@@ -90,8 +94,10 @@ def fedavg(config: Config = Config()) -> Method:
         begin=begin,
         direction=direction,
         finish=finish,
-        aggregate=aggregate,
+        step=step,
         predict=predict,
         shared=shared,
+        model=shared,
+        with_model=with_model,
         reveals={"delta_P": "the client's model update"},
     )

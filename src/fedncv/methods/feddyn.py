@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from fedncv.methods.base import Ask, Batch, Federation, Method, Replies, ServerAsk, Work, for_all, weighted_sum
+from fedncv.methods.base import Ask, Batch, Federation, Method, ServerAsk, Stepped, Sums, Work, for_all
 from fedncv.methods.fedavg import Down, Up, fedavg
 
 
@@ -58,13 +58,18 @@ def feddyn(config: Config = Config()) -> Method:
     def finish(_ask: Ask, y_P: Tensor, _work: Work, down: Down, lambda_P: Tensor, _scratch: Any) -> tuple[Up, Tensor]:
         return Up(down.x_P - y_P), lambda_P - alpha * (y_P - down.x_P)
 
-    def aggregate(_ask: ServerAsk, server: Server, replies: Replies) -> Server:
-        delta_SP = replies.ups.delta_P  # x - y_u
-        ones_S = replies.weight_S.new_ones(len(replies.ids_S))
-        h_P = server.h_P + alpha / server.num_clients * weighted_sum(ones_S, delta_SP)
-        mean_P = server.x_P - weighted_sum(ones_S / len(ones_S), delta_SP)
-        return server._replace(x_P=mean_P - h_P / alpha, h_P=h_P)
+    def step(_ask: ServerAsk, server: Server, sums: Sums) -> Stepped:
+        h_P = server.h_P + alpha / server.num_clients * sums.sum("delta_P")  # delta_u = x - y_u
+        mean_P = server.x_P - sums.mean("delta_P")
+        return Stepped(server._replace(x_P=mean_P - h_P / alpha, h_P=h_P))
 
     return fedavg()._replace(
-        init=init, init_own=init_own, broadcast=broadcast, direction=direction, finish=finish, aggregate=aggregate
+        init=init,
+        init_own=init_own,
+        broadcast=broadcast,
+        direction=direction,
+        finish=finish,
+        step=step,
+        weights={"delta_P": "one"},
+        switches=("drift",),
     )

@@ -36,6 +36,7 @@ from fedncv.methods.base import (
     Method,
     Replies,
     ServerAsk,
+    Stepped,
     Work,
     for_all,
     weighted_sum,
@@ -223,12 +224,16 @@ def fedgen(config: Config = Config()) -> Method:
 
         return adam(server, torch.func.grad(loss)(server.w_G), number, taught.lr)
 
-    def aggregate(ask: ServerAsk, server: Server, replies: Replies) -> Server:
+    def combine(_server: Server, replies: Replies) -> Replies:
+        return replies  # the generator learns from every client's head
+
+    def step(ask: ServerAsk, server: Server, replies: Replies) -> Stepped:
         delta_SP: Tensor = replies.ups.delta_P
         n_SC: Tensor = replies.ups.n_C
         y_SP, n_C = server.x_P - delta_SP, n_SC.sum(dim=0)
         p_C, share_SC = n_C / n_C.sum(), n_SC / n_C.clamp(min=1)
-        x_P = server.x_P - weighted_sum(replies.weight_S, delta_SP)
+        move_P = weighted_sum(replies.weight_S, delta_SP)
+        x_P = server.x_P - move_P
         following = server._replace(x_P=x_P, p_C=p_C, trainings=server.trainings + 1)
         steps, shape = config.generator_steps, shape_of(len(p_C), ask.model.layout.features)
         labels = draw_labels(fold(ask.key, 0), steps * config.generated, p_C)
@@ -236,8 +241,7 @@ def fedgen(config: Config = Config()) -> Method:
         number = torch.arange(1, steps + 1, dtype=torch.float64, device=x_P.device) + server.trainings * steps
         lr = number.new_tensor(config.generator_lr * config.decay**server.trainings)
         drawn = Drawn(e.view(steps, -1, config.noise), labels.view(steps, -1), number)
-        trained: Server = ask.loop(train_generator, following, drawn, Taught(y_SP, share_SC, lr))
-        return trained
+        return Stepped(ask.loop(train_generator, following, drawn, Taught(y_SP, share_SC, lr)), move_P)
 
     return fedavg()._replace(
         init=init,
@@ -245,6 +249,7 @@ def fedgen(config: Config = Config()) -> Method:
         begin=begin,
         direction=direction,
         finish=finish,
-        aggregate=aggregate,
+        combine=combine,
+        step=step,
         reveals={"delta_P": "the client's model update", "n_C": "how many samples of each class it holds"},
     )

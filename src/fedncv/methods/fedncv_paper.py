@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from fedncv.estimators import client_gradient, server_gradient
-from fedncv.methods.base import Ask, Batch, Federation, Method, Replies, ServerAsk, Work, for_all
+from fedncv.methods.base import Ask, Batch, Federation, Method, Replies, ServerAsk, Stepped, Work, for_all, moved_by
 from fedncv.methods.fedavg import fedavg
 
 
@@ -95,10 +95,13 @@ def fedncv_paper(config: Config = Config()) -> Method:
     def finish(_ask: Ask, y_P: Tensor, _work: Work, down: Down, own: Any, scratch: Slope) -> tuple[Up, Any]:
         return Up(down.x_P - y_P, scratch.total / scratch.steps), own
 
-    def aggregate(_ask: ServerAsk, server: Server, replies: Replies) -> Server:
+    def combine(_server: Server, replies: Replies) -> Replies:
+        return replies  # alpha_u is of single clients
+
+    def step(_ask: ServerAsk, server: Server, replies: Replies) -> Stepped:
         g_P = server_gradient(replies.ups.delta_P, replies.sizes_S)
         alpha_S = server.alpha_N[replies.ids_S] - config.gamma * replies.ups.slope
-        return Server(server.x_P - g_P, server.alpha_N.index_copy(0, replies.ids_S, alpha_S.clamp(0, 1)))
+        return moved_by(server, g_P, alpha_N=server.alpha_N.index_copy(0, replies.ids_S, alpha_S.clamp(0, 1)))
 
     return fedavg()._replace(
         init=init,
@@ -106,7 +109,8 @@ def fedncv_paper(config: Config = Config()) -> Method:
         begin=begin,
         direction=direction,
         finish=finish,
-        aggregate=aggregate,
+        combine=combine,
+        step=step,
         reveals={"delta_P": "the client's model update", "slope": "how its squared gradient depends on alpha_u"},
     )
 

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedncv.methods.base import Federation, Method, Replies, ServerAsk, weighted_sum
+from fedncv.methods.base import Federation, Method, ServerAsk, Stepped, Sums, moved_by
 from fedncv.methods.fedavg import fedavg
 
 
@@ -76,13 +76,13 @@ def adaptive(server_lr: float, beta1: float, tau: float, second: Second) -> Meth
     def init(x_P: Tensor, _federation: Federation) -> Server:
         return Server(x_P, torch.zeros_like(x_P), torch.full_like(x_P, tau**2))
 
-    def aggregate(_ask: ServerAsk, server: Server, replies: Replies) -> Server:
-        delta_P = weighted_sum(replies.weight_S, replies.ups.delta_P)
+    def step(_ask: ServerAsk, server: Server, sums: Sums) -> Stepped:
+        delta_P = sums.mean("delta_P")
         m_P = beta1 * server.m_P + (1 - beta1) * delta_P
         v_P = second(server.v_P, delta_P**2)
-        return Server(server.x_P - server_lr * m_P / (torch.sqrt(v_P) + tau), m_P, v_P)
+        return moved_by(server, server_lr * m_P / (torch.sqrt(v_P) + tau), m_P=m_P, v_P=v_P)
 
-    return fedavg()._replace(init=init, aggregate=aggregate)
+    return fedavg()._replace(init=init, step=step)
 
 
 def fedadagrad(config: AdagradConfig = AdagradConfig()) -> Method:

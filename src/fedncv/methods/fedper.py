@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedncv.methods.base import Ask, Federation, Method, Replies, ServerAsk, Work, for_all, weighted_sum
+from fedncv.methods.base import Ask, Federation, Method, ServerAsk, Stepped, Sums, Work, for_all
 from fedncv.methods.fedavg import fedavg
 
 
@@ -47,8 +47,8 @@ def fedper() -> Method:
     def finish(ask: Ask, y_P: Tensor, _work: Work, down: Down, _head_H: Tensor, _scratch: Any) -> tuple[Up, Tensor]:
         return Up(down.body_Q - y_P[ask.layout.body]), y_P[ask.layout.head]
 
-    def aggregate(_ask: ServerAsk, server: Server, replies: Replies) -> Server:
-        return Server(server.body_Q - weighted_sum(replies.weight_S, replies.ups.delta_Q))
+    def step(_ask: ServerAsk, server: Server, sums: Sums) -> Stepped:
+        return Stepped(Server(server.body_Q - sums.mean("delta_Q")))
 
     def shared(_server: Server) -> None:
         return None
@@ -59,7 +59,9 @@ def fedper() -> Method:
         broadcast=broadcast,
         begin=begin,
         finish=finish,
-        aggregate=aggregate,
+        step=step,
         shared=shared,
+        model=None,
+        with_model=None,
         reveals={"delta_Q": "the client's update of the body"},
     )

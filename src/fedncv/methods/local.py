@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedncv.methods.base import Ask, Federation, Method, Replies, ServerAsk, Work
+from fedncv.methods.base import Ask, Federation, Method, ServerAsk, Stepped, Sums, Work
 from fedncv.methods.fedavg import fedavg
 
 
@@ -35,8 +35,8 @@ def local() -> Method:
     ) -> tuple[tuple[()], Tensor]:
         return (), y_P
 
-    def aggregate(_ask: ServerAsk, server: tuple[()], _replies: Replies) -> tuple[()]:
-        return server
+    def step(_ask: ServerAsk, server: tuple[()], _sums: Sums) -> Stepped:
+        return Stepped(server)
 
     def shared(_server: tuple[()]) -> None:
         return None
@@ -47,8 +47,10 @@ def local() -> Method:
         broadcast=broadcast,
         begin=begin,
         finish=finish,
-        aggregate=aggregate,
+        step=step,
         shared=shared,
+        model=None,
+        with_model=None,
         reveals={},
         buffers="personal",
     )

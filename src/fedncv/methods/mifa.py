@@ -11,26 +11,31 @@ first rounds step by the share of the data that was heard of. Updates are rememb
 they were made with.
 """
 
-from dataclasses import dataclass
+import torch
+from torch import Tensor
 
-from fedncv.methods.base import Method, Replies, ServerAsk
-from fedncv.methods.fedavg import fedavg
-from fedncv.methods.fedvarp import Server, init, remember
-
-
-@dataclass(frozen=True, kw_only=True)
-class Config:
-    server_lr: float = 1.0
-    """Server step, above 0."""
-
-    def __post_init__(self) -> None:
-        if not self.server_lr > 0:
-            raise ValueError(f"server_lr must be above 0, not {self.server_lr}")
+from fedncv.estimators import weighted_mean
+from fedncv.methods.base import Federation, Method, Replies, ServerAsk, Stepped, sums_of
+from fedncv.methods.fedavg import Config, fedavg
+from fedncv.methods.switches.memory import Memory, Recalled, no_memory, remember
+from fedncv.methods.switches.through import through
+from fedncv.rows import rows_of
 
 
 def mifa(config: Config = Config()) -> Method:
-    def aggregate(_ask: ServerAsk, server: Server, replies: Replies) -> Server:
-        server = remember(server, replies)
-        return server._replace(x_P=server.x_P - config.server_lr * server.h_bar_P)
+    method = fedavg(config)
 
-    return fedavg()._replace(init=init, aggregate=aggregate)
+    def init(x_P: Tensor, federation: Federation) -> Memory:
+        return no_memory(method.init(x_P, federation), x_P, federation)
+
+    def combine(memory: Memory, replies: Replies) -> Recalled:
+        ids_S, delta_SP = replies.ids_S.cpu(), replies.ups.delta_P
+        after = remember(memory, replies, ids_S, rows_of(memory.h, ids_S, torch.zeros_like(delta_SP[0])))
+        h_bar_P = weighted_mean(after.sum_h._replace(size=after.n_N.sum())).to(delta_SP.dtype)
+        return Recalled(sums_of(replies, method.weights).with_mean("delta_P", h_bar_P), after)
+
+    def step(ask: ServerAsk, memory: Memory, recalled: Recalled) -> Stepped:
+        stepped = method.step(ask, memory.server, recalled.sums)
+        return stepped._replace(server=recalled.memory._replace(server=stepped.server))
+
+    return through(method)._replace(init=init, combine=combine, step=step, switches=("memory",))

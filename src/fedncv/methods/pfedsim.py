@@ -32,8 +32,10 @@ from fedncv.methods.base import (
     Method,
     Replies,
     ServerAsk,
+    Stepped,
     Work,
     for_all,
+    moved_by,
     weighted_sum,
 )
 from fedncv.methods.fedavg import Down, fedavg
@@ -122,15 +124,18 @@ def pfedsim(config: Config = Config()) -> Method:
     def finish(_ask: Ask, y_P: Tensor, _work: Work, _down: Down, own: Any, _scratch: Any) -> tuple[Up, Any]:
         return Up(y_P), own
 
-    def aggregate(ask: ServerAsk, server: Server, replies: Replies) -> Server:
+    def combine(_server: Server, replies: Replies) -> Replies:
+        return replies  # similarity is between single clients
+
+    def step(ask: ServerAsk, server: Server, replies: Replies) -> Stepped:
         y_SP, following = replies.ups.y_P, server._replace(round=ask.round + 1)
         if server.warm:
-            return following._replace(x_P=server.x_P - weighted_sum(replies.weight_S, server.x_P - y_SP))
+            return moved_by(following, weighted_sum(replies.weight_S, server.x_P - y_SP))
         layout, ids_S, n_N = ask.model.layout, replies.ids_S, heard(server, replies)
         body_NQ = server.body_NQ.index_copy(0, ids_S, y_SP[:, layout.body])
         head_NH = server.head_NH.index_copy(0, ids_S, y_SP[:, layout.head])
         x_P = torch.cat([average(n_N, body_NQ), average(n_N, head_NH)])
-        return following._replace(x_P=x_P, body_NQ=body_NQ, head_NH=head_NH, n_N=n_N)
+        return Stepped(following._replace(x_P=x_P, body_NQ=body_NQ, head_NH=head_NH, n_N=n_N))
 
     def shared(server: Server) -> Tensor | None:
         return server.x_P if server.warm else None
@@ -144,9 +149,13 @@ def pfedsim(config: Config = Config()) -> Method:
             return b_SR
         return torch.where((server.n_N[ids_S] > 0)[:, None], weights(server, ids_S) @ statistics.b_NR, b_SR)
 
-    def aggregate_statistics(
-        _ask: ServerAsk, statistics: Statistics, server: Server, b_SR: Tensor, replies: Replies
+    def combine_statistics(b_SR: Tensor, replies: Replies) -> tuple[Tensor, Replies]:
+        return b_SR, replies
+
+    def step_statistics(
+        _ask: ServerAsk, statistics: Statistics, server: Server, combined: tuple[Tensor, Replies]
     ) -> Statistics:
+        b_SR, replies = combined
         if server.warm:
             return statistics._replace(b_R=weighted_sum(replies.weight_S, b_SR))
         b_NR = statistics.b_NR.index_copy(0, replies.ids_S, b_SR)
@@ -156,8 +165,16 @@ def pfedsim(config: Config = Config()) -> Method:
         init=init,
         broadcast=broadcast,
         finish=finish,
-        aggregate=aggregate,
+        combine=combine,
+        step=step,
         shared=shared,
+        model=lambda server: server.x_P,
         reveals={"y_P": "the client's model; its head tells which classes it holds"},
-        buffers=BufferRule(init_statistics, broadcast_statistics, aggregate_statistics),
+        buffers=BufferRule(
+            init_statistics,
+            broadcast_statistics,
+            step_statistics,
+            combine=combine_statistics,
+            with_statistics=lambda statistics, b_R: statistics._replace(b_R=b_R),
+        ),
     )

@@ -23,11 +23,12 @@ from fedncv.methods.base import (
     Federation,
     Method,
     Phase,
-    Replies,
     ServerAsk,
+    Stepped,
+    Sums,
     Work,
     for_all,
-    weighted_sum,
+    moved_by,
 )
 from fedncv.methods.fedavg import fedavg
 
@@ -101,13 +102,9 @@ def scaffold(config: Config = Config()) -> Method:
             new_P = c_u_P - down.c_P + (down.x_P - y_P) / work.total_step
         return Up(down.x_P - y_P, new_P - c_u_P), new_P
 
-    def aggregate(_ask: ServerAsk, server: Server, replies: Replies) -> Server:
-        num_replies = len(replies.ids_S)
-        ones_S = replies.weight_S.new_ones(num_replies)
-        return server._replace(
-            x_P=server.x_P - config.server_lr * weighted_sum(ones_S / num_replies, replies.ups.delta_P),
-            c_P=server.c_P + weighted_sum(ones_S, replies.ups.dc_P) / server.num_clients,
-        )
+    def step(_ask: ServerAsk, server: Server, sums: Sums) -> Stepped:
+        c_P = server.c_P + sums.sum("dc_P") / server.num_clients
+        return moved_by(server, config.server_lr * sums.mean("delta_P"), c_P=c_P)
 
     return fedavg()._replace(
         init=init,
@@ -117,6 +114,8 @@ def scaffold(config: Config = Config()) -> Method:
         begin=begin,
         direction=direction,
         finish=finish,
-        aggregate=aggregate,
+        step=step,
         reveals={"delta_P": "the client's model update", "dc_P": "how its mean gradient changed"},
+        weights={"delta_P": "one", "dc_P": "one"},
+        switches=("drift",),
     )

@@ -36,7 +36,7 @@ from fedncv.engine import sampling
 from fedncv.engine.problem import Problem, State, arrivals
 from fedncv.estimators import uniform_joint_inclusion
 from fedncv.keys import generator, key_for
-from fedncv.methods.base import Replies, ServerAsk
+from fedncv.methods.base import Replies, ServerAsk, aggregate
 from fedncv.observatory.everyone import Everyone, doubled
 from fedncv.observatory.remembered import named_rows
 from fedncv.tree import row, tree_map
@@ -111,7 +111,7 @@ def frozen_server(problem: Problem, state: State, answers: Everyone) -> Server:
     def answer(some: Tensor, certain: bool) -> object:
         inclusion_S = torch.ones_like(inclusion_N[some]) if certain else inclusion_N[some]
         ups = tree_map(lambda leaf: leaf[some], answers.ups)
-        return method.aggregate(ask, server, Replies(ups, ids[some], sizes_N[some], inclusion_S))
+        return aggregate(method, ask, server, Replies(ups, ids[some], sizes_N[some], inclusion_S)).server
 
     def model(server: object) -> Tensor:
         return method.begin(begins, row(method.broadcast(server, ids[:1]), 0), own)[0]

@@ -5,48 +5,34 @@ A method follows it in shadow. In every round
 
     1. its server's model and running statistics are replaced by x_t and b_t; all else in its state stays its own
     2. the clients of the round's keyed draw (the same for every method) train from x_t by the method's own rules
-    3. the method's own `aggregate` makes the next state: what it remembers of clients is renewed, and so is what
+    3. the method's own server makes the next state: what it remembers of clients is renewed, and so is what
        clients keep; the model that comes out is dropped, because the next round begins with x_{t+1}
 
 so SCAFFOLD's c_u, FedVARP's h_u and FedNCV's h_u, c_u, alpha_u and beta are what they would be if somebody else
 moved the model. A method in the shadow of itself is the run itself, bit for bit. A server's velocity is carried
 along, too; it is known before the draw, so it has no part in any error over the draw.
 
-Which tensor of a server's state is the model is asked of the method: the one that clients begin with (`begin`).
+The method itself puts the model into its server's state (`Method.with_model`).
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any
-
-import torch
-from torch import Tensor
 
 from fedncv.engine.problem import DivergedError, Problem, State, start
+from fedncv.methods.base import BufferRule
 from fedncv.observatory.everyone import Engine, Point, common_point
 
 Path = list[Point]  # of one run, from the initial model on
 
 
 def follow(problem: Problem, state: State, point: Point) -> State:
-    """The state as it is at the point of another run: model and running statistics replaced, all else the very same."""
-    own = common_point(problem, state)
-    server, found = replaced(state.server, own.x_P, point.x_P)
-    buffers, sent = replaced(state.buffers, own.buffers_R, point.buffers_R)
-    if not found or not sent:
-        raise ValueError(f"{problem.config.method}'s server does not keep the model as it sends it: it cannot follow")
+    """Return the state at the point of another run: model and running statistics replaced, all else the very same."""
+    common_point(problem, state)  # raises where clients share no model
+    method, rule = problem.method, problem.buffer_rule
+    if method.with_model is None:
+        raise ValueError(f"{problem.config.method} has no model that all clients train from: it cannot follow a run")
+    server = method.with_model(state.server, point.x_P)
+    buffers = rule.with_statistics(state.buffers, point.buffers_R) if isinstance(rule, BufferRule) else point.buffers_R
     return state._replace(server=server, buffers=buffers)
-
-
-def replaced(tree: Any, old: Tensor, new: Tensor) -> tuple[Any, bool]:
-    """The tree with ``new`` for the tensors that equal ``old``, and whether there is one. Rows of clients are left."""
-    if isinstance(tree, Tensor):
-        same = tree.shape == old.shape and torch.equal(tree, old)
-        return (new if same else tree), same
-    if isinstance(tree, tuple):
-        parts = [replaced(part, old, new) for part in tree]
-        made = (part for part, _ in parts)
-        return (type(tree)(*made) if hasattr(tree, "_fields") else tuple(made)), any(found for _, found in parts)
-    return tree, False
 
 
 def states_along(engine: Engine, rounds: int, paths: Sequence[Path] | None = None) -> Iterator[list[State]]:

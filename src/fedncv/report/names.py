@@ -33,6 +33,12 @@ METHODS = {
 # those that it has: everything off is FedAvg.
 WITHOUT = {
     "drift=off": "drift correction",
+    "even=off": "even samples",
+    "prior=off": "label prior",
+    "momentum=off": "momentum",
+    "average=off": "average",
+    "blend=off": "blend",
+    # as runs before the parts were switches spell it
     "even=false": "even samples",
     "tau=0": "label prior",
     "momentum=0": "momentum",
@@ -45,7 +51,7 @@ WITH = {
     "memory=adaptive": "server memory",
     "samples=saga": "sample level (SAGA)",
 }
-SAID = {"drift=adaptive": "alpha learned"}
+SAID = {"drift=adaptive": "alpha learned", "drift.alpha=learned": "alpha learned"}
 DATASETS = {
     "digits": "Digits",
     "mnist": "MNIST",
@@ -105,7 +111,7 @@ def _variant(knobs: list[str]) -> str:
     others = [knob for knob in knobs if knob not in WITH and knob not in WITHOUT]
     sets = {knob.partition("=")[0] for knob in knobs}
     name = "FedNCV"
-    if has + others and sets >= {part.partition("=")[0] for part in WITHOUT}:
+    if has + others and sets >= {"drift", "even", "tau", "momentum", "average", "blend"}:
         name, lacks = "FedAvg", []
     words = [f"with {', '.join(has)}"] * bool(has) + [f"without {', '.join(lacks)}"] * bool(lacks)
     return _with_knobs(" ".join([name, ", ".join(words)]).strip(), others)

@@ -119,13 +119,14 @@ def table2() -> Study:
 
 def ablation() -> Study:
     """Each part of FedNCV off alone, on alone, and on other methods."""
-    nothing = "fedncv:drift=off,even=false,tau=0,momentum=0,average=0,blend=0"  # FedAvg
-    off_alone = [f"fedncv:{part}" for part in nothing.removeprefix("fedncv:").split(",")]
-    more = [f"fedncv:{part}" for part in ("memory=adaptive", "memory=adaptive,drift=off", "drift=adaptive")]
-    more += ["fedncv:samples=saga"]
+    off_alone = [f"fedncv:{part}=off" for part in ("drift", "even", "prior", "momentum", "average", "blend")]
+    more = [
+        "fedncv+memory:beta=learned", "fedncv:drift=off+memory:beta=learned", "fedncv:drift.alpha=learned",
+        "fedncv+samples",
+    ]  # fmt: skip
     on_alone = [
-        nothing.replace("drift=off", "drift=fixed"), nothing.replace("drift=off", "drift=off,memory=adaptive"),
-        nothing.replace("blend=0", "blend=0.03"), "fedavg+even", "fedavg+momentum", "fedavg+average", "fedavg+prior",
+        "fedavg+drift", "fedavg+memory:beta=learned", "fedavg+blend", "fedavg+even", "fedavg+momentum",
+        "fedavg+average", "fedavg+prior",
     ]  # fmt: skip
     others = [
         "fedavg", "fedavgm", "scaffold", "fedvarp", "scaffold+momentum", "fedavg+prior+momentum", "fedavgm+prior",

@@ -1,13 +1,24 @@
 """Switches that a method can have, so that a comparison shows what the method itself adds.
 
-``scaffold+prior+momentum:beta=0.5`` is SCAFFOLD with both. Momentum and average need a model that all clients share.
+``scaffold+prior+momentum:beta=0.5`` is SCAFFOLD with both. The dictionary has them in the order in which they are
+applied, whatever order they are written in: what comes later wraps what comes before.
 """
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from fedncv.methods.base import Method
-from fedncv.methods.switches import even_samples, label_prior, sample_level, server_average, server_momentum
+from fedncv.methods.switches import (
+    blend,
+    drift,
+    even_samples,
+    horvitz_thompson,
+    label_prior,
+    memory,
+    sample_level,
+    server_average,
+    server_momentum,
+)
 
 
 class Switch(NamedTuple):
@@ -17,9 +28,21 @@ class Switch(NamedTuple):
 
 
 SWITCHES: dict[str, Switch] = {
-    "prior": Switch(label_prior.with_prior, label_prior.Config, "train and predict with the client's label prior"),
+    "memory": Switch(memory.with_memory, memory.Config, "remembered updates stand in for absent clients"),
+    "ht": Switch(horvitz_thompson.with_horvitz_thompson, horvitz_thompson.Config, "unbiased weights for the average"),
+    "drift": Switch(drift.with_drift, drift.Config, "control variates against client drift"),
+    "blend": Switch(blend.with_blend, blend.Config, "predict between the received and the trained model"),
     "even": Switch(even_samples.with_even_samples, even_samples.Config, "a smaller last batch makes a smaller step"),
     "samples": Switch(sample_level.with_samples, sample_level.Config, "a control variate for every mini-batch"),
+    "prior": Switch(label_prior.with_prior, label_prior.Config, "train and predict with the client's label prior"),
     "momentum": Switch(server_momentum.with_momentum, server_momentum.Config, "momentum at the server"),
     "average": Switch(server_average.with_average, server_average.Config, "hand out the average of the latest models"),
 }
+
+
+def chain(method: Method, **configs: Any) -> Method:
+    """Return ``method`` with the switches whose config is given and not None, each applied in its place."""
+    for name, switch in SWITCHES.items():
+        if configs.get(name) is not None:
+            method = switch.apply(method, configs[name])
+    return method

@@ -23,7 +23,7 @@ class Config:
 def with_even_samples(method: Method, _config: Config = Config()) -> Method:
     """``method`` whose steps are as long as their batches are large."""
     if "samples" in method.switches:
-        raise ValueError("samples must know how long steps are: name it behind even, as in +even+samples")
+        raise ValueError("samples must know how long steps are: put +even before +samples")
 
     def direction(ask: Ask, y_P: Tensor, batch: Batch, down: Any, own: Any, scratch: Any) -> tuple[Tensor, Any]:
         d_P, scratch = method.direction(ask, y_P, batch, down, own, scratch)

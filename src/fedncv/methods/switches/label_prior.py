@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from fedncv.methods.base import Ask, Batch, Method, Work
+from fedncv.methods.base import Ask, Batch, Method, Prediction, Work
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,16 +57,16 @@ def with_prior(method: Method, config: Config = Config()) -> Method:
         return y_P, Prior(offset(ask), scratch)
 
     def direction(ask: Ask, y_P: Tensor, batch: Batch, down: Any, own: Any, prior: Prior) -> tuple[Tensor, Prior]:
-        ask.prior_C = prior.offset_C
+        ask = ask.replace(prior_C=prior.offset_C)
         d_P, scratch = method.direction(ask, y_P, batch, down, own, prior.scratch)
         return d_P, Prior(prior.offset_C, scratch)
 
     def finish(ask: Ask, y_P: Tensor, work: Work, down: Any, own: Any, prior: Prior) -> tuple[Any, Any]:
         return method.finish(ask, y_P, work, down, own, prior.scratch)
 
-    def predict(ask: Ask, y_P: Tensor, down: Any, own: Any) -> tuple[Tensor, Tensor]:
-        x_P, offset_C = method.predict(ask, y_P, down, own)
-        return x_P, offset(ask) if offset_C is None else offset_C + offset(ask)
+    def predict(ask: Ask, y_P: Tensor, down: Any, own: Any) -> Prediction:
+        plain = method.predict(ask, y_P, down, own)
+        return plain._replace(offset_C=offset(ask) if plain.offset_C is None else plain.offset_C + offset(ask))
 
     return method._replace(
         begin=begin, direction=direction, finish=finish, predict=predict, switches=(*method.switches, "prior")

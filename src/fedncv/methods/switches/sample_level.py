@@ -75,7 +75,7 @@ def with_samples(method: Method, config: Config = Config()) -> Method:
         number = torch.as_tensor(batch.number, device=y_P.device).reshape(1)
         s = batch.size / ask.client.full_batch if even else torch.ones_like(batch.size)
         in_pass = ask.phase < passes
-        ask.phase = trains if in_pass else ask.phase - passes
+        ask = ask.replace(phase=trains if in_pass else ask.phase - passes)
         d_P, scratch = method.direction(ask, y_P, batch, down, own, table.scratch)
         if in_pass:
             return d_P, visited(table, number, d_P, s)

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from fedncv.methods.base import BufferRule, Federation, Method, Replies, ServerAsk, for_all, weighted_sum
+from fedncv.methods.base import BufferRule, Federation, Method, ServerAsk, Stepped, for_all
+from fedncv.methods.switches.through import through
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,10 +47,10 @@ def averaged_statistics(share: float) -> BufferRule:
     def broadcast(b_R: Tensor, _server: Any, ids_S: Tensor) -> Tensor:
         return for_all(b_R, ids_S)
 
-    def aggregate(ask: ServerAsk, b_R: Tensor, _server: Any, b_SR: Tensor, replies: Replies) -> Tensor:
-        return moved(b_R, weighted_sum(replies.weight_S, b_SR), ask.round, share)
+    def step(ask: ServerAsk, b_R: Tensor, _server: Any, mean_R: Tensor) -> Tensor:
+        return moved(b_R, mean_R, ask.round, share)
 
-    return BufferRule(init, broadcast, aggregate, shared=True)
+    return BufferRule(init, broadcast, step, shared=True)
 
 
 def with_average(method: Method, config: Config = Config()) -> Method:
@@ -57,32 +58,28 @@ def with_average(method: Method, config: Config = Config()) -> Method:
     if config.share == 0:
         return method
 
-    def init(x_P: Tensor, federation: Federation) -> Averaging:
-        server = method.init(x_P, federation)
-        if method.shared(server) is None or method.buffers != "averaged":
-            raise ValueError("average needs a model that all clients share; this method has none")
-        return Averaging(server, x_P)
+    model, with_model = method.model, method.with_model
+    if model is None or with_model is None or method.buffers != "averaged":
+        raise ValueError("average needs a model that all clients share, as in fedavg+average")
 
-    def broadcast(averaging: Averaging, ids_S: Tensor) -> Any:
-        return method.broadcast(averaging.server, ids_S)
+    def init(x_P: Tensor, federation: Federation) -> Averaging:
+        return Averaging(method.init(x_P, federation), x_P)
 
     def hand_out(averaging: Averaging, ids_S: Tensor) -> Any:
-        return method.broadcast(averaging.server, ids_S)._replace(x_P=for_all(averaging.a_P, ids_S))
+        return method.broadcast(with_model(averaging.server, averaging.a_P), ids_S)
 
-    def aggregate(ask: ServerAsk, averaging: Averaging, replies: Replies) -> Averaging:
-        server = method.aggregate(ask, averaging.server, replies)
-        x_P = method.shared(server)
-        assert x_P is not None
-        return Averaging(server, moved(averaging.a_P, x_P, ask.round, config.share))
+    def step(ask: ServerAsk, averaging: Averaging, combined: Any) -> Stepped:
+        stepped = method.step(ask, averaging.server, combined)
+        a_P = moved(averaging.a_P, model(stepped.server), ask.round, config.share)
+        return stepped._replace(server=Averaging(stepped.server, a_P))
 
     def shared(averaging: Averaging) -> Tensor:
         return averaging.a_P
 
-    return method._replace(
+    return through(method)._replace(
         init=init,
-        broadcast=broadcast,
         hand_out=hand_out,
-        aggregate=aggregate,
+        step=step,
         shared=shared,
         buffers=averaged_statistics(config.share),
         switches=(*method.switches, "average"),

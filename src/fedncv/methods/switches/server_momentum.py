@@ -1,8 +1,7 @@
-"""Server momentum on top of any method whose server holds the shared model ``x_P``.
+"""Server momentum: the model keeps moving the way it moved.
 
-    step = x - x'            x' is what the method alone would make of x
-    v <- beta * v + step
-    x <- x - v
+    v <- beta * v + move          move: how far the method alone would go, x - x'
+    x <- x - v                    or x - (move + beta * v), with nesterov
 
 On FedAvg it is FedAvgM (Hsu et al., 2019, https://arxiv.org/abs/1909.06335). Running statistics take no momentum.
 """
@@ -12,13 +11,16 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from fedncv.methods.base import BufferRule, Federation, Method, Replies, ServerAsk
+from fedncv.methods.base import Federation, Method, ServerAsk, Stepped
+from fedncv.methods.switches.through import through
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
     beta: float = 0.5
     """Momentum, from 0 to below 1; 0 leaves the method as it is."""
+    nesterov: bool = False
+    """Step along move + beta * v in place of v."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.beta < 1:
@@ -31,45 +33,25 @@ class Moving(NamedTuple):
 
 
 def with_momentum(method: Method, config: Config = Config()) -> Method:
-    """``method`` whose server keeps moving the way it moved."""
+    """Return ``method`` with momentum at the server."""
     if config.beta == 0:
         return method
+    model, with_model = method.model, method.with_model
+    if model is None or with_model is None:
+        raise ValueError("momentum needs a model that all clients share, as in fedavg+momentum")
     if method.hand_out is not None:
-        raise ValueError("the average is taken of the models that momentum makes: write +momentum before +average")
+        raise ValueError("average is taken of the models that momentum makes: put +momentum before +average")
 
     def init(x_P: Tensor, federation: Federation) -> Moving:
-        server = method.init(x_P, federation)
-        if not hasattr(server, "x_P"):
-            raise ValueError("momentum needs a model that all clients share; this method has none")
-        return Moving(server, x_P.new_zeros(x_P.shape))
+        return Moving(method.init(x_P, federation), x_P.new_zeros(x_P.shape))
 
-    def broadcast(moving: Moving, ids_S: Tensor) -> Any:
-        return method.broadcast(moving.server, ids_S)
+    def step(ask: ServerAsk, moving: Moving, combined: Any) -> Stepped:
+        old_P = model(moving.server)
+        stepped = method.step(ask, moving.server, combined)
+        move_P = old_P - model(stepped.server) if stepped.move_P is None else stepped.move_P
+        v_P = config.beta * moving.v_P + move_P
+        move_P = move_P + config.beta * v_P if config.nesterov else v_P
+        server = with_model(stepped.server, old_P - move_P)
+        return Stepped(Moving(server, v_P), move_P, stepped.numbers)
 
-    def aggregate(ask: ServerAsk, moving: Moving, replies: Replies) -> Moving:
-        old_P = moving.server.x_P
-        server = method.aggregate(ask, moving.server, replies)
-        v_P = config.beta * moving.v_P + (old_P - server.x_P)
-        return Moving(server._replace(x_P=old_P - v_P), v_P)
-
-    def shared(moving: Moving) -> Tensor | None:
-        return method.shared(moving.server)
-
-    return method._replace(
-        init=init,
-        broadcast=broadcast,
-        aggregate=aggregate,
-        shared=shared,
-        buffers=_through(method.buffers),
-        switches=(*method.switches, "momentum"),
-    )
-
-
-def _through(rule: Any) -> Any:
-    """A buffer rule that looks at the method's own server state."""
-    if not isinstance(rule, BufferRule):
-        return rule
-    return rule._replace(
-        broadcast=lambda state, moving, ids_S: rule.broadcast(state, moving.server, ids_S),
-        aggregate=lambda ask, state, moving, b_SR, replies: rule.aggregate(ask, state, moving.server, b_SR, replies),
-    )
+    return through(method)._replace(init=init, step=step, switches=(*method.switches, "momentum"))

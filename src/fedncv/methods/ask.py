@@ -1,0 +1,198 @@
+"""What the pieces of a client may ask for, and what they are given: a batch, and what the client knows of itself.
+
+Letters of shapes: P parameters, R running statistics, B samples of a batch, C classes, F features.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedncv.flat import Layout, Mode, Model, Output
+from fedncv.keys import Key
+from fedncv.tasks import Task
+
+
+class Batch(NamedTuple):
+    x: Tensor
+    y: Tensor
+    weight_B: Tensor  # 1 for a sample, 0 for padding
+    number: int | Tensor  # which of the client's batches; the same samples all round where `same_batches`
+
+    @property
+    def size(self) -> Tensor:
+        return self.weight_B.sum()
+
+
+class Client(NamedTuple):
+    """What a client knows of itself. It never leaves the client unless a method's ``up`` declares it."""
+
+    id: int | Tensor
+    num_samples: Tensor  # training samples it holds this round
+    full_batch: Tensor  # samples of each of its batches but the last, which may have fewer
+    label_counts_C: Tensor
+
+
+class Notes:
+    """What one ask has noted for the engine: how far running statistics moved, and how often it was asked."""
+
+    __slots__ = ("buffers_R", "differentiating", "num_forwards", "num_gradients", "saw_round", "value")
+
+    def __init__(self, buffers_R: Tensor) -> None:
+        self.buffers_R = buffers_R
+        """Running statistics after the latest pass in mode "train"."""
+        self.num_gradients = 0
+        self.num_forwards = 0
+        self.value = torch.zeros(())
+        """The loss at the latest gradient."""
+        self.saw_round = False
+        """Whether the round's number was read: a recorded step that holds it serves one round only."""
+        self.differentiating = False
+
+
+class Ask:
+    """What the pieces of a client may ask for: gradients, logits and features at any parameters.
+
+    It does not change: ``replace`` makes another one. The engine makes a new ask for every step. Calls are counted,
+    and the engine multiplies them by the samples of the step.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        task: Task,
+        buffers_R: Tensor,
+        *,
+        client: Client,
+        round: int,
+        key: Key,
+        num_batches: int,
+        phase: int = 0,
+        mode: Mode = "train",
+        stacked: bool = False,
+        received_R: Tensor | None = None,
+        prior_C: Tensor | None = None,
+        notes: Notes | None = None,
+    ) -> None:
+        self.__dict__.update(
+            layout=model.layout,
+            client=client,
+            key=key,
+            num_batches=num_batches,
+            phase=phase,
+            buffers_R=buffers_R,
+            received_R=buffers_R if received_R is None else received_R,
+            prior_C=prior_C,
+            notes=notes or Notes(buffers_R),
+            _model=model,
+            _task=task,
+            _round=round,
+            _mode=mode,
+            _stacked=stacked,
+        )
+
+    layout: Layout
+    client: Client
+    key: Key
+    """Keyed by seed, round, client and step, for draws of the method's own."""
+    num_batches: int
+    """Batches of one epoch (the most of any client, where clients are stacked)."""
+    phase: int
+    """Which of the method's phases; a Python number, so a branch on it is allowed."""
+    buffers_R: Tensor
+    """Running statistics that the client has now."""
+    received_R: Tensor
+    """Running statistics as they arrived, for a client that predicts after its training."""
+    prior_C: Tensor | None
+    """Added to all logits before the loss looks at them."""
+    notes: Notes
+    """For the engine."""
+    _model: Model
+    _task: Task
+    _round: int
+    _mode: Mode
+    _stacked: bool
+
+    def __setattr__(self, name: str, _value: object) -> None:
+        raise AttributeError(f"an ask does not change; use ask.replace({name}=...)")
+
+    @property
+    def round(self) -> int:
+        self.notes.saw_round = True
+        return self._round
+
+    def replace(self, **changes: Any) -> "Ask":
+        """Return an ask with another ``phase`` or ``prior_C``; both note the same work."""
+        given = {"phase": self.phase, "prior_C": self.prior_C} | changes
+        return Ask(
+            self._model,
+            self._task,
+            self.buffers_R,
+            client=self.client,
+            round=self._round,
+            key=self.key,
+            num_batches=self.num_batches,
+            mode=self._mode,
+            stacked=self._stacked,
+            received_R=self.received_R,
+            notes=self.notes,
+            **given,
+        )
+
+    def forward(self, y_P: Tensor, batch: Batch, *, mode: Mode | None = None) -> Output:
+        """Return logits and features of the batch at ``y_P``; ``mode`` is the phase's unless given."""
+        notes = self.notes
+        if notes.differentiating:
+            notes.num_gradients += 1
+        else:
+            notes.num_forwards += 1
+        output, notes.buffers_R = self._model.forward(
+            y_P, notes.buffers_R, batch.x, mode=mode or self._mode, key=self.key, weight_B=batch.weight_B
+        )
+        return output
+
+    def head(self, y_P: Tensor, features_BF: Tensor) -> Tensor:
+        """Return the logits of given features under the head of ``y_P``."""
+        return self._model.head(y_P, features_BF)
+
+    def losses(self, logits_BC: Tensor, batch: Batch) -> Tensor:
+        """Return the study's loss, one number per sample."""
+        return self._task.loss(logits_BC if self.prior_C is None else logits_BC + self.prior_C, batch.y)
+
+    def loss(self, y_P: Tensor, batch: Batch, *, offset_C: Tensor | None = None, mode: Mode | None = None) -> Tensor:
+        """Return the mean loss of the batch at ``y_P``, with ``offset_C`` added to the logits."""
+        logits_BC = self.forward(y_P, batch, mode=mode).logits_BC
+        losses_B = self.losses(logits_BC if offset_C is None else logits_BC + offset_C, batch)
+        return (batch.weight_B * losses_B).sum() / batch.size
+
+    def grad(self, y_P: Tensor, batch: Batch, *, offset_C: Tensor | None = None, mode: Mode | None = None) -> Tensor:
+        """Return the gradient of ``loss`` at ``y_P``."""
+        return self.grad_of(lambda y: self.loss(y, batch, offset_C=offset_C, mode=mode), y_P)
+
+    def grad_of(self, loss: Callable[[Tensor], Tensor], y_P: Tensor) -> Tensor:
+        """Return the gradient at ``y_P`` of any function of the parameters that is written with the other calls."""
+        notes = self.notes
+        notes.differentiating = True
+        try:
+            if self._stacked:
+                return self._functional_gradient(loss, y_P)
+            with torch.enable_grad():  # the same numbers as torch.func.grad in two thirds of its time
+                leaf_P = y_P.detach().requires_grad_()
+                value = loss(leaf_P)
+                (g_P,) = torch.autograd.grad(value, leaf_P)
+            notes.value, notes.buffers_R = value.detach(), notes.buffers_R.detach()
+            return g_P
+        finally:
+            notes.differentiating = False
+
+    def _functional_gradient(self, loss: Callable[[Tensor], Tensor], y_P: Tensor) -> Tensor:
+        notes = self.notes
+
+        def with_buffers(y: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+            value = loss(y)
+            return value, (value, notes.buffers_R)
+
+        g_P: Tensor
+        g_P, (notes.value, notes.buffers_R) = torch.func.grad(with_buffers, has_aux=True)(y_P)
+        return g_P

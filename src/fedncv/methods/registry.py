@@ -1,0 +1,264 @@
+"""The methods in one dictionary written by hand: what is known of each beside its own file."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from fedncv.methods import (
+    fat_clipping,
+    fedadp,
+    fedavg,
+    fedavgm,
+    feddyn,
+    fedgen,
+    fedlc,
+    fedncv,
+    fedncv_paper,
+    fedncv_sums,
+    fednova,
+    fedopt,
+    fedper,
+    fedprox,
+    fedrep,
+    fedstale,
+    fedvarp,
+    local,
+    mifa,
+    moon,
+    pfedsim,
+    scaffold,
+)
+from fedncv.methods.base import Method
+
+
+class Entry(NamedTuple):
+    """All that is known of a method beside its own file."""
+
+    title: str  # as people write it
+    make: Callable[..., Method]
+    config: Callable[..., Any] | None  # the method's knobs; None where it has none
+    summary: str
+    reference: str
+    chain: str = ""
+    """The method that it puts switches on, where the fields of its config are these switches."""
+    limit: str = ""
+    """Knobs with which it is FedAvg to the last bit."""
+    no_limit: str = ""
+    """Why there are none; one of the two is given."""
+    quick: str = ""
+    """Knobs with which a test can run it a hundred times."""
+    settles: str = ""
+    """Knobs with which it comes to rest on two quadratics within 40 rounds, where the defaults take longer."""
+
+
+METHODS: dict[str, Entry] = {
+    "fedncv": Entry(
+        "FedNCV",
+        fedncv.fedncv,
+        fedncv.Config,
+        "drift-corrected clients, the label prior, momentum and average: a chain of six parts",
+        "after Chen 2024, the centred reading (docs/theory.md)",
+        chain="fedavg",
+        limit="even=off,drift=off,prior=off,momentum=off,average=off,blend=off",
+        settles="momentum=off",
+    ),
+    "fedncv-sums": Entry(
+        "FedNCV, sums only",
+        fedncv_sums.fedncv_sums,
+        fedncv_sums.Config,
+        "fedncv with its memory at the clients: the server needs only sums",
+        "after Chen 2024, the centred reading (docs/theory.md)",
+        chain="fedavg",
+        limit="even=off,drift=off,prior=off,momentum=off,average=off,blend=off",
+        settles="momentum=off",
+    ),
+    "fedncv-paper": Entry(
+        "FedNCV, as printed",
+        fedncv_paper.fedncv_paper,
+        fedncv_paper.Config,
+        "the paper's equations as printed; they cancel themselves",
+        "Chen 2024, Algorithm 1",
+        no_limit="its server weights sum to zero",
+    ),
+    "fedavg": Entry(
+        "FedAvg",
+        fedavg.fedavg,
+        fedavg.Config,
+        "average the locally trained models",
+        "McMahan 2017, arXiv:1602.05629",
+        limit="server_lr=1",
+    ),
+    "fedavgm": Entry(
+        "FedAvgM",
+        fedavgm.fedavgm,
+        fedavgm.Config,
+        "momentum at the server",
+        "Hsu 2019, arXiv:1909.06335",
+        limit="beta=0",
+        settles="beta=0.3",
+    ),
+    "fedprox": Entry(
+        "FedProx",
+        fedprox.fedprox,
+        fedprox.Config,
+        "a pull towards the received model",
+        "Li 2020, arXiv:1812.06127",
+        limit="mu=0",
+    ),
+    "fednova": Entry(
+        "FedNova",
+        fednova.fednova,
+        None,
+        "updates normalised by local steps",
+        "Wang 2020, arXiv:2007.07481",
+        no_limit="equal steps give FedAvg to rounding",
+    ),
+    "scaffold": Entry(
+        "SCAFFOLD",
+        scaffold.scaffold,
+        scaffold.Config,
+        "control variates against client drift",
+        "Karimireddy 2020, arXiv:1910.06378",
+        no_limit="it averages clients uniformly",
+    ),
+    "feddyn": Entry(
+        "FedDyn",
+        feddyn.feddyn,
+        feddyn.Config,
+        "dynamic regularisation that aligns local and global optima",
+        "Acar 2021, arXiv:2111.04263",
+        no_limit="it divides by alpha",
+        settles="alpha=1",
+    ),
+    "fedgen": Entry(
+        "FedGen",
+        fedgen.fedgen,
+        fedgen.Config,
+        "a generator of features carries the clients' knowledge",
+        "Zhu 2021, arXiv:2105.10056",
+        limit="alpha=0,beta=0,generator_steps=1",
+        quick="generator_steps=2,hidden=8,generated=4",
+    ),
+    "fedlc": Entry(
+        "FedLC",
+        fedlc.fedlc,
+        fedlc.Config,
+        "logits calibrated by label counts",
+        "Zhang 2022, arXiv:2209.00189",
+        limit="tau=0",
+    ),
+    "moon": Entry(
+        "MOON",
+        moon.moon,
+        moon.Config,
+        "features contrasted with the global and the previous model's",
+        "Li 2021, arXiv:2103.16257",
+        limit="mu=0",
+    ),
+    "fedper": Entry(
+        "FedPer",
+        fedper.fedper,
+        None,
+        "shared body, personal head",
+        "Arivazhagan 2019, arXiv:1912.00818",
+        no_limit="the head is personal",
+    ),
+    "fedrep": Entry(
+        "FedRep",
+        fedrep.fedrep,
+        fedrep.Config,
+        "personal head first, then the shared body",
+        "Collins 2021, arXiv:2102.07078",
+        no_limit="the head is personal",
+    ),
+    "pfedsim": Entry(
+        "pFedSim",
+        pfedsim.pfedsim,
+        pfedsim.Config,
+        "bodies mixed among clients with similar heads",
+        "Tan 2023, arXiv:2305.15706",
+        limit="warm_up=1",
+    ),
+    "fat_clipping_pi": Entry(
+        "FAT-Clipping-PI",
+        fat_clipping.fat_clipping_iteration,
+        fat_clipping.IterationConfig,
+        "every local gradient clipped",
+        "Yang 2022, arXiv:2210.00690",
+        limit="clip=inf",
+    ),
+    "fat_clipping_pr": Entry(
+        "FAT-Clipping-PR",
+        fat_clipping.fat_clipping_round,
+        fat_clipping.RoundConfig,
+        "every client's update clipped",
+        "Yang 2022, arXiv:2210.00690",
+        limit="clip=inf",
+    ),
+    "fedadp": Entry(
+        "FedAdp",
+        fedadp.fedadp,
+        fedadp.Config,
+        "weights from the angles between updates",
+        "Wu 2021, arXiv:2012.00661",
+        limit="alpha=0",
+    ),
+    "fedvarp": Entry(
+        "FedVARP",
+        fedvarp.fedvarp,
+        fedavg.Config,
+        "remembered updates stand in for absent clients",
+        "Jhunjhunwala 2022, arXiv:2207.14130",
+        no_limit="with all clients in every round it is FedAvg, to rounding",
+    ),
+    "fedstale": Entry(
+        "FedStale",
+        fedstale.fedstale,
+        fedstale.Config,
+        "remembered updates, trusted in part",
+        "Rodio 2024, arXiv:2405.04171",
+        limit="beta=0",
+    ),
+    "mifa": Entry(
+        "MIFA",
+        mifa.mifa,
+        fedavg.Config,
+        "steps along everybody's latest update",
+        "Gu 2021, arXiv:2106.04159",
+        no_limit="with all clients in every round it is FedAvg, to rounding",
+    ),
+    "fedadagrad": Entry(
+        "FedAdagrad",
+        fedopt.fedadagrad,
+        fedopt.AdagradConfig,
+        "Adagrad at the server",
+        "Reddi 2021, arXiv:2003.00295",
+        no_limit="a large tau gives FedAvg to rounding",
+        settles="server_lr=2,tau=1",
+    ),
+    "fedadam": Entry(
+        "FedAdam",
+        fedopt.fedadam,
+        fedopt.Config,
+        "Adam at the server",
+        "Reddi 2021, arXiv:2003.00295",
+        no_limit="a large tau gives FedAvg to rounding",
+        settles="server_lr=2,tau=1,beta1=0",
+    ),
+    "fedyogi": Entry(
+        "FedYogi",
+        fedopt.fedyogi,
+        fedopt.Config,
+        "Yogi at the server",
+        "Reddi 2021, arXiv:2003.00295",
+        no_limit="a large tau gives FedAvg to rounding",
+        settles="server_lr=2,tau=1,beta1=0",
+    ),
+    "local": Entry(
+        "Local only",
+        local.local,
+        None,
+        "every client alone, nothing sent",
+        "Tan 2022, arXiv:2103.00710",
+        no_limit="it has no server",
+    ),
+}

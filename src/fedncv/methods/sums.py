@@ -1,0 +1,83 @@
+"""The replies of a round, and the weighted sums of them that a server in the sums form is given.
+
+Letters of shapes: S clients of the round, P parameters.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple
+
+from torch import Tensor
+
+from fedncv.tree import leaves
+
+
+class Replies(NamedTuple):
+    """The replies of a round, stacked in the order of their ids, whatever order they came in."""
+
+    ups: Any  # what `finish` sent, with a leading axis S
+    ids_S: Tensor
+    sizes_S: Tensor  # training samples
+    inclusion_S: Tensor  # probability with which this client's reply was to be expected this round
+    omega_S: Tensor | None = None  # weights that replace p_u, such as Horvitz-Thompson's
+
+    @property
+    def weight_S(self) -> Tensor:
+        """p_u, normalised over the replies, unless other weights were given."""
+        return self.sizes_S / self.sizes_S.sum() if self.omega_S is None else self.omega_S
+
+
+Weight = Literal["samples", "one"]
+
+
+class Sums(NamedTuple):
+    """Weighted sums over the replies of a round: all that a server in the sums form learns of them.
+
+    The weight w_u of a field is n_u ("samples"), or 1 ("one") where ``Method.weights`` says so.
+    """
+
+    mean: Callable[[str], Tensor]  # field of `up` -> sum_S w_u a_u / sum_S w_u
+    sum: Callable[[str], Tensor]  # field of `up` -> sum_S w_u a_u
+    samples: Tensor  # sum_S n_u
+    num_replies: int
+
+    def with_mean(self, field: str, value: Tensor) -> "Sums":
+        """Return the same sums with another estimate of the mean of ``field``."""
+        return self._replace(mean=lambda name: value if name == field else self.mean(name))
+
+
+def sums_of(replies: Replies, weights: Mapping[str, Weight]) -> Sums:
+    """Return the sums of replies that are all in this process; each is computed when it is asked for."""
+    num_replies = len(replies.ids_S)
+    ones_S = replies.sizes_S.new_ones(num_replies)
+
+    def mean(name: str) -> Tensor:
+        w_S = replies.weight_S if weights.get(name, "samples") == "samples" else ones_S / num_replies
+        return weighted_sum(w_S, field_of(replies.ups, name))
+
+    def total(name: str) -> Tensor:
+        w_S = replies.sizes_S if weights.get(name, "samples") == "samples" else ones_S
+        return weighted_sum(w_S, field_of(replies.ups, name))
+
+    return Sums(mean, total, replies.sizes_S.sum(), num_replies)
+
+
+def sums_from_totals(
+    totals: Mapping[str, Tensor], samples: Tensor, num_replies: int, weights: Mapping[str, Weight]
+) -> Sums:
+    """Return the sums where only the totals sum_S w_u a_u are known; equal to ``sums_of`` to rounding."""
+
+    def mean(name: str) -> Tensor:
+        return totals[name] / (samples.to(totals[name]) if weights.get(name, "samples") == "samples" else num_replies)
+
+    return Sums(mean, totals.__getitem__, samples, num_replies)
+
+
+def field_of(ups: Any, name: str) -> Tensor:
+    """Return the field ``name`` of a reply; a switch may have put fields of its own around it."""
+    found: Tensor = next(leaf for path, leaf in leaves(ups) if path.rpartition(".")[2] == name)
+    return found
+
+
+def weighted_sum(weight_S: Tensor, a_SP: Tensor) -> Tensor:
+    """Return sum_u w_u a_u. Every method reduces with this one, so that equal methods give equal bits."""
+    return weight_S.to(a_SP.dtype) @ a_SP

@@ -1,0 +1,176 @@
+"""Drift correction: every client trains on its own gradient, moved to where all clients' gradients are.
+
+    client   y <- y - lr * (d_B - e_u)                              d_B: the method's own direction
+             Delta_u = x - y
+    server   c_u <- Delta_u / (lr * K_u) + e_u                      mean raw gradient along the client's path
+             c_bar = sum_v n_v c_v / sum_v n_v                      over the clients seen
+             e_u = alpha_u (c_u - c_bar) - sum_v p_v alpha_v (c_v - c_bar);       0 for a client never seen
+    alpha    one number for all clients seen, or learned for each, from 0:
+             alpha_u <- alpha_u + rate * (alpha_u* - alpha_u)
+             alpha_u* = <c_u' - c_bar, c_u - c_bar> / ||c_u - c_bar||^2, in [0, 1]
+    memory   server: the server keeps c_u and sends e_u, one array more down
+             clients: each client keeps its c_u, and the server needs only sums (drift_clients.py)
+
+The corrections add up to zero over all clients, sum_u p_u e_u = 0. Delta_u already contains e_u, so it is added back in
+c_u. alpha = 1 with equal sizes is SCAFFOLD (option II), alpha = 0 the method itself.
+
+alpha_u* makes one client's gradient least noisy. The default is 1 all the same: what a smaller alpha_u leaves behind
+is drift, which does not average out.
+
+Letters: S = clients of the round, N = all clients, P = parameters. Derivations: docs/theory.md.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedncv import estimators
+from fedncv.estimators import WeightedSum
+from fedncv.methods.base import (
+    Ask,
+    Batch,
+    Federation,
+    Method,
+    Prediction,
+    Replies,
+    ServerAsk,
+    Stepped,
+    Work,
+    combined,
+    field_of,
+)
+from fedncv.methods.switches.drift_clients import with_drift_at_clients
+from fedncv.methods.switches.through import through
+from fedncv.rows import AnyRows, rows_of, with_rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    alpha: float | Literal["learned"] = 1.0
+    """Strength of the correction, from 0 to 1 (0 leaves the method as it is), or learned for each client."""
+    rate: float = 0.5
+    """How fast a learned alpha_u follows alpha_u*, from 0, never, to 1, at once."""
+    memory: Literal["server", "clients"] = "server"
+    """Where c_u is kept. With clients the server needs only sums; alpha is then one number."""
+
+    def __post_init__(self) -> None:
+        for name in ("alpha", "rate"):
+            value = getattr(self, name)
+            if value != "learned" and not 0 <= value <= 1:
+                raise ValueError(f"{name} must be from 0 to 1, not {value}")
+        if self.alpha == "learned" and self.memory == "clients":
+            raise ValueError(
+                "drift:alpha=learned needs each reply, which drift:memory=clients hides; use memory=server"
+            )
+
+
+class Drift(NamedTuple):
+    """Rows are of the clients seen."""
+
+    server: Any  # the method's own
+    n_N: Tensor  # samples of every client as last reported, float64
+    c: AnyRows  # mean raw gradient of the last round
+    sum_c: WeightedSum
+    alpha: AnyRows  # scalars
+    sum_alpha_c: WeightedSum  # of alpha_v c_v, with weights n_v alpha_v; where they are learned
+
+
+class Down(NamedTuple):
+    down: Any  # the method's own
+    e_P: Tensor  # drift correction
+
+
+class Up(NamedTuple):
+    up: Any  # the method's own
+    total_step: Tensor  # lr * K_u
+
+
+class Learned(NamedTuple):
+    combined: Any  # the method's own
+    drift: Drift
+
+
+def with_drift(method: Method, config: Config = Config()) -> Method:
+    """Return ``method`` with client drift corrected."""
+    if config.alpha == 0:
+        return method
+    model = method.model
+    if "delta_P" not in method.reveals or model is None:
+        raise ValueError("drift needs clients that send their update of a shared model, as in fedavg+drift")
+    if config.memory == "clients":
+        return with_drift_at_clients(method, model, float(config.alpha))
+
+    def init(x_P: Tensor, federation: Federation) -> Drift:
+        zero = WeightedSum(torch.zeros_like(x_P, dtype=torch.float64), x_P.new_zeros((), dtype=torch.float64))
+        return Drift(method.init(x_P, federation), federation.sizes_N.to(x_P.device), {}, zero, {}, zero)
+
+    def corrections(drift: Drift, ids_S: Tensor) -> tuple[Tensor, Tensor]:
+        """Return e_u of these clients, and the c_u that it is made of."""
+        x_P = model(drift.server)
+        c_bar_P = estimators.weighted_mean(drift.sum_c)
+        mean_P = c_bar_P.to(x_P.dtype)
+        c_SP = rows_of(drift.c, ids_S, mean_P)
+        if config.alpha != "learned":  # one alpha for all seen, and c_bar for the others: centred as it is
+            return config.alpha * (c_SP - mean_P), c_SP
+        # recentred over all clients, those never seen included: sum_u p_u e_u = 0 from the first round on
+        spread_P = drift.sum_alpha_c.total_P - drift.sum_alpha_c.size * c_bar_P
+        alpha_S = rows_of(drift.alpha, ids_S, x_P.new_zeros(()))
+        return estimators.drift_corrections(c_SP, alpha_S, c_bar_P, spread_P / drift.n_N.sum()), c_SP
+
+    def broadcast(drift: Drift, ids_S: Tensor) -> Down:
+        return Down(method.broadcast(drift.server, ids_S), corrections(drift, ids_S.cpu())[0])
+
+    def begin(ask: Ask, down: Down, own: Any) -> tuple[Tensor, Any]:
+        return method.begin(ask, down.down, own)
+
+    def direction(ask: Ask, y_P: Tensor, batch: Batch, down: Down, own: Any, scratch: Any) -> tuple[Tensor, Any]:
+        d_P, scratch = method.direction(ask, y_P, batch, down.down, own, scratch)
+        return d_P - down.e_P, scratch
+
+    def finish(ask: Ask, y_P: Tensor, work: Work, down: Down, own: Any, scratch: Any) -> tuple[Up, Any]:
+        up, own = method.finish(ask, y_P, work, down.down, own, scratch)
+        return Up(up, torch.as_tensor(work.total_step, dtype=y_P.dtype, device=y_P.device)), own
+
+    def predict(ask: Ask, y_P: Tensor, down: Down, own: Any) -> Prediction:
+        return method.predict(ask, y_P, down.down, own)
+
+    def combine(drift: Drift, replies: Replies) -> Learned:
+        inner, ids_S = replies._replace(ups=replies.ups.up), replies.ids_S.cpu()  # the one wait for the device
+        e_SP, c_SP = corrections(drift, ids_S)
+        c_new_SP = field_of(inner.ups, "delta_P") / replies.ups.total_step[:, None] + e_SP
+        seen_S = torch.tensor([u in drift.c for u in ids_S.tolist()]).to(drift.n_N.device, non_blocking=True)
+        old_S, n_S = drift.n_N[replies.ids_S] * seen_S, replies.sizes_S.to(drift.n_N)  # never seen: in no sum
+        after = drift._replace(
+            n_N=drift.n_N.index_copy(0, replies.ids_S, n_S),
+            c=with_rows(drift.c, ids_S, c_new_SP),
+            sum_c=estimators.replace_rows(drift.sum_c, c_SP, old_S, c_new_SP, n_S),
+        )
+        if config.alpha != "learned":
+            alpha = e_SP.new_full((), config.alpha)
+            after = after._replace(alpha=drift.alpha | dict.fromkeys(ids_S.tolist(), alpha))
+        else:
+            was_S = rows_of(drift.alpha, ids_S, e_SP.new_zeros(()))
+            best_S = estimators.learned_alpha(c_new_SP, c_SP, estimators.weighted_mean(after.sum_c), old_S > 0)
+            now_S = estimators.smoothed(was_S, best_S, rate=config.rate)
+            sums = estimators.replace_rows(drift.sum_alpha_c, c_SP, old_S * was_S, c_new_SP, n_S * now_S)
+            after = after._replace(alpha=with_rows(drift.alpha, ids_S, now_S), sum_alpha_c=sums)
+        return Learned(combined(method, drift.server, inner), after)
+
+    def step(ask: ServerAsk, drift: Drift, learned: Learned) -> Stepped:
+        stepped = method.step(ask, drift.server, learned.combined)
+        return stepped._replace(server=learned.drift._replace(server=stepped.server))
+
+    return through(method)._replace(
+        init=init,
+        broadcast=broadcast,
+        begin=begin,
+        direction=direction,
+        finish=finish,
+        predict=predict,
+        combine=combine,
+        step=step,
+        reveals={**method.reveals, "total_step": "how many steps it made"},
+        switches=(*method.switches, "drift"),
+    )

@@ -1,0 +1,32 @@
+"""How a switch puts a state of its own around a method's server.
+
+The switch's state is a NamedTuple with a field ``server``, the method's own state. ``through`` gives the method whose
+server pieces look there; the switch then replaces ``init`` and ``step``, and what else it changes.
+"""
+
+from typing import Any
+
+from fedncv.methods.base import BufferRule, Method
+
+
+def through(method: Method) -> Method:
+    """Return ``method`` with its server's state one level down, in the field ``server``."""
+    combine, hand_out, model, with_model = method.combine, method.hand_out, method.model, method.with_model
+    return method._replace(
+        broadcast=lambda state, ids_S: method.broadcast(state.server, ids_S),
+        shared=lambda state: method.shared(state.server),
+        combine=combine and (lambda state, replies: combine(state.server, replies)),
+        hand_out=hand_out and (lambda state, ids_S: hand_out(state.server, ids_S)),
+        model=model and (lambda state: model(state.server)),
+        with_model=with_model and (lambda state, x_P: state._replace(server=with_model(state.server, x_P))),
+        buffers=_rule_through(method.buffers),
+    )
+
+
+def _rule_through(rule: Any) -> Any:
+    if not isinstance(rule, BufferRule):
+        return rule
+    return rule._replace(
+        broadcast=lambda statistics, state, ids_S: rule.broadcast(statistics, state.server, ids_S),
+        step=lambda ask, statistics, state, combined: rule.step(ask, statistics, state.server, combined),
+    )

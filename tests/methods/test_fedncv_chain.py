@@ -1,0 +1,185 @@
+"""FedNCV is a chain, and the chain is FedNCV in one piece, bit for bit."""
+
+import numpy as np
+import pytest
+import torch
+from federations import tiny, train
+from one_piece_fedncv import Config, one_piece
+
+from fedncv.engine import evaluate
+from fedncv.engine.local import train as train_client
+from fedncv.engine.problem import arrivals
+from fedncv.methods import METHODS, find_method, in_full
+from fedncv.methods.switches import SWITCHES
+from fedncv.tree import leaves
+
+CASES = {
+    "fedncv": Config(),
+    "fedavg+even+drift+prior+momentum+average+blend": Config(),
+    "fedavg+blend+average+momentum+prior+drift+even": Config(),  # order is put right
+    "fedncv:drift.alpha=learned": Config(drift="adaptive"),
+    "fedncv:drift.alpha=learned,drift.rate=1": Config(drift="adaptive", rate=1.0),
+    "fedncv:drift=0.5,momentum=0.9,prior.epsilon=0.1": Config(alpha=0.5, momentum=0.9, epsilon=0.1),
+    "fedncv:drift=off,even=off": Config(drift="off", even=False),
+    "fedncv:prior=off,average=off,blend=off": Config(tau=0, average=0, blend=0),
+    "fedncv:momentum=off,average=0.7,blend=2": Config(momentum=0, average=0.7, blend=2),
+    "fedncv+memory:beta=learned": Config(memory="adaptive"),
+    "fedncv:drift=off+memory:beta=0.7": Config(memory="fixed", beta=0.7, drift="off"),
+    "fedncv:drift.alpha=learned+memory:beta=learned,forget=0.5+ht": Config(
+        memory="adaptive", drift="adaptive", weights="ht", forget=0.5
+    ),
+    "fedncv+ht": Config(weights="ht"),
+    "fedncv+samples": Config(samples="saga"),
+    "fedncv:drift.alpha=learned+samples:kind=svrg": Config(drift="adaptive", samples="svrg"),
+}
+
+
+HARD = {"sizes": (20, 8, 12, 31, 9), "per_round": 3, "rounds": 4, "batch_size": 4, "epochs": 2}
+
+
+@pytest.mark.parametrize(("text", "dtype"), [("fedncv", "float64"), *((text, "float32") for text in CASES)])
+def test_the_chain_is_fedncv_in_one_piece_to_the_last_bit(text, dtype):
+    """Models, running statistics, messages and scores, over rounds with clients new and known; sizes differ."""
+    ours = tiny(text, dtype=dtype, **HARD)
+    theirs = ours._replace(method=one_piece(CASES[text]))
+    a, b = train(ours, rounds=4), train(theirs, rounds=4)
+    assert torch.equal(ours.method.model(a.server), b.server.x_P)
+    assert torch.equal(a.buffers, b.buffers)
+    everyone = np.arange(5)
+    for here, there in zip(arrivals(ours, a, everyone), arrivals(theirs, b, everyone), strict=True):
+        messages = [[leaf for _, leaf in leaves(each.down)] for each in (here, there)]
+        for mine, other in zip(*messages, strict=False):  # the one piece sends an empty correction where it has none
+            assert torch.equal(mine, other)
+    for measure in (evaluate.before, evaluate.after):
+        assert measure(ours, a) == measure(theirs, b)
+
+
+def test_the_case_distinguishes_what_it_compares():
+    """Without one of its parts the chain is another method: the oracle can fail."""
+    whole = tiny("fedncv", **HARD)
+    reference = train(whole, rounds=4)
+    for part in ("even", "drift", "prior", "momentum"):
+        other = tiny(f"fedncv:{part}=off", **HARD)
+        moved = other.method.model(train(other, rounds=4).server)
+        assert not torch.equal(moved, whole.method.model(reference.server)), part
+    for part in ("average", "blend"):
+        other = tiny(f"fedncv:{part}=off", **HARD)
+        state = train(other, rounds=4)
+        predicted = [_predicted(each, each_state) for each, each_state in ((other, state), (whole, reference))]
+        assert not torch.equal(*predicted), part
+
+
+def _predicted(problem, state):
+    """Return the model that client 0 predicts with after its training."""
+    problem = problem.in_use
+    (arrival,) = arrivals(problem, state, np.array([0]))
+    trained = train_client(problem, state.round, arrival)
+    ask = problem.ask(0, trained.buffers_R, state.round, received_R=arrival.buffers_R)
+    return problem.method.predict(ask, trained.y_P, arrival.down, trained.kept.own).x_P
+
+
+@pytest.mark.parametrize("sizes", [(12,) * 4, (20, 8, 12, 31)])
+@pytest.mark.parametrize("alpha", [0.5, 1])
+def test_the_memory_at_the_clients_gives_what_the_memory_at_the_server_gives(alpha, sizes):
+    """From the first round on, with clients never seen among the others: the same sums in two places."""
+    ours = tiny(f"fedncv-sums:drift={alpha}", sizes=sizes, per_round=2)
+    theirs = tiny(f"fedncv:drift={alpha}", sizes=sizes, per_round=2)
+    assert ours.method.form == "sums"
+    assert theirs.method.form == "each reply"
+    a, b = train(ours, rounds=7), train(theirs, rounds=7)
+    assert len(a.kept) == 4  # everybody took part
+    torch.testing.assert_close(ours.method.model(a.server), theirs.method.model(b.server), rtol=1e-10, atol=1e-12)
+    assert not torch.equal(ours.method.model(a.server), ours.model.start_P)
+
+
+# ---- spelling ------------------------------------------------------------------------------------------
+
+
+def test_a_part_is_set_by_its_first_knob_or_by_name():
+    assert in_full("fedncv:momentum=0.9") == in_full("fedncv:momentum.beta=0.9")
+    assert "momentum.beta=0.9" in in_full("fedncv:momentum=0.9")
+    assert "prior=off" in in_full("fedncv:prior=off")
+    assert in_full("fedncv:prior=off,prior=on") == in_full("fedncv")
+
+
+@pytest.mark.parametrize(
+    "text", ["fedncv", "fedncv:prior=off,drift.alpha=learned+memory", "fedncv-sums", "fedavgm+even"]
+)
+def test_the_full_text_names_the_same_method(text):
+    assert in_full(in_full(text)) == in_full(text)
+
+
+def test_the_order_of_switches_does_not_matter():
+    assert in_full("fedavg+average+even+momentum") == in_full("fedavg+momentum+even+average")
+
+
+def test_fedvarp_and_fedstale_are_chains():
+    for name, text in {
+        "fedvarp": "fedavg+memory:unseen=zero",
+        "fedstale": "fedavg+memory:beta=0.5,unseen=zero",
+    }.items():
+        a, b = (train(tiny(each, per_round=2), rounds=5).server for each in (name, text))
+        assert torch.equal(a.server.x_P, b.server.x_P)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("fedavg+prio", ["unknown switch 'prio'", "did you mean 'prior'"]),
+        ("fedavg+prior+prior", ["names prior twice"]),
+        ("fedncv+momentum", ["fedncv has momentum already", "fedncv:momentum=on"]),
+        ("fedavgm+momentum", ["fedavgm has momentum already", "fedavg+momentum"]),
+        ("scaffold+drift", ["scaffold has drift already", "fedavg+drift"]),
+        ("mifa+memory", ["mifa has memory already"]),
+        ("fedper+drift", ["drift needs", "fedavg+drift"]),
+        ("local+average", ["average needs", "fedavg+average"]),
+        ("fedrep+blend", ["blend needs", "fedavg+blend"]),
+        ("scaffold+memory", ["memory needs", "fedavg+memory"]),
+        ("fedadp+memory", ["memory needs", "fedavg+memory"]),
+        ("fednova+ht", ["ht needs", "fedavg+ht"]),
+        ("fedncv-sums+memory", ["drift:memory=clients", "drift:memory=server"]),
+        ("fedavg+drift:alpha=learned,memory=clients", ["alpha=learned", "memory=server"]),
+        ("fedncv:momentum=1", ["beta must be", "not 1"]),
+        ("fedncv:even=0.5", ["even must be on or off"]),
+        ("fedncv:prior.sigma=1", ["prior.sigma", "it has tau, epsilon"]),
+        ("fedncv:mommentum=1", ["no knob 'mommentum'", "momentum"]),
+        ("fedncv:drift=maybe", ["float or learned, not 'maybe'"]),
+    ],
+)
+def test_a_chain_that_does_not_work_names_the_part_and_one_that_does(text, words):
+    with pytest.raises(ValueError) as caught:
+        find_method(text)
+    (line,) = str(caught.value).splitlines()
+    for word in words:
+        assert word in line
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("fedncv:tau=0", "fedncv:prior.tau=0"),
+        ("fedncv:even=false", "fedncv:even=off"),
+        ("fedncv:drift=adaptive,rate=1", "fedncv:drift.alpha=learned,drift.rate=1"),
+        ("fedncv:memory=adaptive,drift=off", "fedncv:drift=off+memory:beta=learned"),
+        ("fedncv:memory=fixed,beta=0.7,weights=ht", "fedncv+memory:beta=0.7+ht"),
+        ("fedncv:samples=saga,momentum=0", "fedncv:momentum=0+samples:kind=saga"),
+        ("fedncv-sums:alpha=0.5,tau=0", "fedncv-sums:drift.alpha=0.5,prior.tau=0"),
+    ],
+)
+def test_an_old_spelling_is_refused_with_the_new_one(old, new):
+    find_method(new)
+    with pytest.raises(ValueError, match="older version") as caught:
+        find_method(old)
+    assert new in str(caught.value)
+
+
+def test_a_personal_head_is_gone():
+    with pytest.raises(ValueError, match="personal"):
+        find_method("fedncv:personal=head")
+
+
+def test_every_switch_is_in_the_chain_or_on_its_own():
+    parts = set(find_method("fedncv").switches)
+    assert parts == {"even", "drift", "prior", "momentum", "average", "blend"}
+    assert set(SWITCHES) - parts == {"memory", "ht", "samples"}
+    assert METHODS["fedncv"].title == "FedNCV"
