@@ -132,7 +132,7 @@ def test_runs_of_another_shape_are_refused(field):
     if field in OWN:
         engine_for(made).close()
         return
-    with pytest.raises(ValueError, match="may differ in seed, lr"):
+    with pytest.raises(ValueError, match=r"may differ in partition, .*, lr, .*, seed only"):
         engine_for(made)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedncv.config import Settings
+from fedncv.config import Settings, named
 from fedncv.data import DATASETS
 from fedncv.methods import METHODS
 from fedncv.studies import (
@@ -148,6 +148,17 @@ def test_datasets_methods_and_seeds_can_be_added_and_nothing_else(study):
         extend(study, replace(study, tuning=Tuning()), where=Path("out"))
     moved = replace(study, settings=replace(study.settings, device="cuda", data="digits"))
     assert extend(study, moved, where=Path("out")).settings.device == "cuda"
+
+
+OTHER_MACHINE = {"device": "cuda", "engine": "stacked", "rows": "disk", "data_dir": "elsewhere", "checkpoint_every": 3}
+
+
+@pytest.mark.parametrize("name", named("machine", "measurement"))
+def test_another_machine_or_measurement_is_no_other_protocol(study, name):
+    """Also one that has a study already: it goes on with the new value."""
+    value = (OTHER_MACHINE | {"probe": "every=5"})[name]
+    changed = replace(study, settings=replace(study.settings, **{name: value}))
+    assert getattr(extend(study, changed, where=Path("out")).settings, name) == value
 
 
 def test_mistakes_are_found_before_a_folder_is_made(study):

@@ -5,12 +5,11 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 from typing import NamedTuple
 
 from fedncv import store
-from fedncv.config import RunConfig
+from fedncv.config import RunConfig, differences
 from fedncv.data import divide, load, statistics
 from fedncv.engine.choose import common
 from fedncv.engine.problem import build
@@ -55,9 +54,8 @@ def prepare(out: Path, cells: list[Cell]) -> list[Path]:
 
 
 def _differing(found: RunConfig, config: RunConfig) -> list[str]:
-    names = [f.name for f in fields(RunConfig) if f.name not in NEUTRAL]
-    values = [(name, getattr(found, name), getattr(config, name)) for name in names]
-    return [f"{name} {theirs!r}, not {ours!r}" for name, theirs, ours in values if theirs != ours]
+    differing = differences(found, config, but=NEUTRAL)
+    return [f"{name} {theirs!r}, not {ours!r}" for name, (theirs, ours) in differing.items()]
 
 
 def _is_over(folder: Path) -> bool:
