@@ -22,7 +22,8 @@ from fedncv.config import (
     simulation_only,
     write_toml,
 )
-from fedncv.engine.schedule import SCHEDULES, lr_factor
+from fedncv.engine.check import check
+from fedncv.schedule import SCHEDULES, lr_factor
 from fedncv.spec import knobs, parse, write
 
 BAD = [
@@ -62,12 +63,12 @@ BAD = [
 @pytest.mark.parametrize(("values", "message"), BAD)
 def test_a_wrong_value_is_named_with_its_remedy(values, message):
     with pytest.raises(ValueError, match=message):
-        replace(RunConfig(), **values).check()
+        check(replace(RunConfig(), **values))
 
 
 def test_the_defaults_are_right_and_are_the_protocol():
     config = RunConfig()
-    config.check()
+    check(config)
     assert (config.clients, config.per_round, config.rounds, config.epochs) == (100, 10, 100, 5)
     assert (config.batch_size, config.lr, config.momentum, config.test_share) == (32, 0.01, 0.0, 0.25)
     assert (config.partition, config.model, config.buffers) == ("dirichlet:alpha=0.1", "lenet5", "averaged")
@@ -137,7 +138,7 @@ junk = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(m
 def test_arbitrary_configs_are_accepted_or_refused_with_one_line(values):
     said = "accepted"
     try:
-        from_dict(values, where="here").check()
+        check(from_dict(values, where="here"))
     except ValueError as error:
         said = str(error)
     assert said

@@ -8,13 +8,9 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
-from fedncv.data import PARTITIONS, STREAMS, check_name
-from fedncv.engine.schedule import lr_factor
-from fedncv.methods import find_method
-from fedncv.models import find_model
-from fedncv.observatory.probe import find_probe
-from fedncv.spec import nearest, parse
-from fedncv.tasks import find_task
+from fedncv.probe import find_probe
+from fedncv.schedule import lr_factor
+from fedncv.spec import nearest
 
 CUSTOM = "custom"  # stands in a config for an object that was given from Python
 
@@ -130,7 +126,10 @@ class RunConfig(Settings):
     """Decides the partition, the initial model, who is drawn and every batch; 0 to 2^64 - 1."""
 
     def check(self, *, custom: tuple[str, ...] = ()) -> None:
-        """ValueError with the offending value and the remedy; fields in ``custom`` are objects, not names."""
+        """Raise ValueError with the offending value and the remedy. Fields in ``custom`` are objects, not names.
+
+        Names of methods, data, models, tasks and partitions are checked by ``fedncv.engine.check``, which knows them.
+        """
         for f in fields(self):
             _check_type(f.name, getattr(self, f.name), f.type)
         ranges: list[tuple[bool, str, str]] = [
@@ -165,20 +164,9 @@ class RunConfig(Settings):
                     f"this run was begun from Python with a {name} of its own; "
                     f"go on with fedncv.resume(folder, {name}=...)"
                 )
-        if "method" not in custom:
-            find_method(self.method)
-        if "data" not in custom:
-            check_name(self.data)
-        if "model" not in custom:
-            find_model(self.model)
-        if "task" not in custom:
-            find_task(self.task)
         if not re.fullmatch(r"cpu|cuda(:\d+)?", self.device, re.ASCII):
             raise ValueError(f"unknown device {self.device!r}; use cpu, cuda, or one GPU of several, as cuda:0")
         find_probe(self.probe)
-        parse(self.partition, PARTITIONS, what="partition")
-        if self.stream:
-            parse(self.stream, STREAMS, what="stream")
         for t in {0, max(0, self.rounds - 1)}:
             factor = lr_factor(self.schedule, t, self.rounds)
             if not 0 < factor < math.inf:

@@ -9,7 +9,10 @@ are written down once, where they are used.
 """
 
 import difflib
+import importlib
 import inspect
+import os
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -66,3 +69,16 @@ def _convert(value: str, kind: Any, where: str) -> Any:
         return kind(value)
     except (TypeError, ValueError):
         raise ValueError(f"{where} must be {kind.__name__}, not {value!r}") from None
+
+
+def import_object(name: str, *, what: str):  # type: ignore[no-untyped-def]  # whatever the user's module holds
+    """The object called ``package.module:name``."""
+    module, _, attribute = name.partition(":")
+    if os.getcwd() not in sys.path:  # a console script does not look where its user stands
+        sys.path.append(os.getcwd())
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f"{what} {name!r} cannot be imported: {error}; name it as package.module:function, from here or installed"
+        ) from None

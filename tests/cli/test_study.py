@@ -17,7 +17,7 @@ from fedncv.cli.arguments import parse
 from fedncv.cli.study import Arguments, _asked
 from fedncv.results import LOCK, METRICS, STATE, read_config, read_run
 from fedncv.studies import STUDIES, robustness
-from fedncv.studies.study import FILE, read_study
+from fedncv.study import FILE, read_study
 
 QUICK = ["--model", "mlp", "--clients", "5", "--per-round", "2", "--rounds", "3", "--epochs", "1", "--eval-every", "1"]
 

@@ -14,7 +14,7 @@ from fedncv.engine.problem import DivergedError, start
 from fedncv.engine.sequential import run_round
 from fedncv.engine.stacked import StackedEngine
 from fedncv.methods import METHODS
-from fedncv.simulate import Course, advance_together
+from fedncv.simulation import Course, advance_together
 from fedncv.tasks import TASKS
 from fedncv.tree import leaves
 

@@ -21,9 +21,10 @@ from fedncv.studies import (
     cost,
     present,
 )
+from fedncv.studies.cells import check_study
 from fedncv.studies.cost import expected_samples, measured_samples
-from fedncv.studies.study import FILE, Study, Tuning, extend, read_study, to_toml
 from fedncv.studies.tuning import choose
+from fedncv.study import FILE, Study, Tuning, extend, read_study, to_toml
 
 
 @pytest.fixture
@@ -40,7 +41,7 @@ def test_every_named_study_is_sound(name):
     study = STUDIES[name]()
     assert study.name == name
     assert set(study.datasets) <= set(DATASETS)
-    study.check()
+    check_study(study)
 
 
 def test_the_papers_grids():
@@ -170,7 +171,7 @@ def test_mistakes_are_found_before_a_folder_is_made(study):
         ({"tuning": Tuning(seeds=(0,))}, "seed 0 is for tuning"),
     ):
         with pytest.raises(ValueError, match=message):
-            replace(study, **changes).check()
+            check_study(replace(study, **changes))
 
 
 def test_tuning_gives_every_method_the_same_runs_on_other_seeds(study):
@@ -216,7 +217,7 @@ def test_variants_are_columns_of_their_own_and_survive_the_file(study, tmp_path)
     with pytest.raises(ValueError, match="variants alpha-1, few → none"):
         extend(study, replace(study, variants={}), where=tmp_path)
     with pytest.raises(ValueError, match="leave --clients at one number"):
-        replace(study, clients=(10, 20)).check()
+        check_study(replace(study, clients=(10, 20)))
 
 
 def test_every_variant_has_a_line_of_its_own_in_the_costs_with_its_tuning(study, monkeypatch):

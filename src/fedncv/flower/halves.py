@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedncv.config import RunConfig, simulation_only
 from fedncv.data import Clients
+from fedncv.engine.check import check as check_names
 from fedncv.engine.local import train
 from fedncv.engine.problem import Arrival, Problem, arrivals, build, messages, start
 from fedncv.flower.samples import Form, Samples, form_of
@@ -37,7 +38,7 @@ class Up(NamedTuple):
 
 def check(config: RunConfig) -> None:
     """Settings that a simulation has and a federation of real machines has not."""
-    config.check(custom=("data",))
+    check_names(config, custom=("data",))
     for name, why in NOT_HERE.items():
         value, default = getattr(config, name), getattr(RunConfig, name)
         if value != default:

@@ -11,11 +11,12 @@ from typing import NamedTuple
 from fedncv import store
 from fedncv.config import RunConfig, differences
 from fedncv.data import divide, load, statistics
+from fedncv.engine.check import check
 from fedncv.engine.choose import common
 from fedncv.engine.problem import build
 from fedncv.results import STATE, is_run, read_config, read_rows, read_run
-from fedncv.simulate import Course, Row, advance_together
-from fedncv.studies.study import NEUTRAL, PARTITION, Cell
+from fedncv.simulation import Course, Row, advance_together
+from fedncv.study import NEUTRAL, PARTITION, Cell, Study
 
 
 class Watch(NamedTuple):
@@ -25,6 +26,13 @@ class Watch(NamedTuple):
     row: Callable[[RunConfig, Row], None]
     end: Callable[[list[RunConfig]], None]  # of those that began together, also where some failed
     say: Callable[[str], None]
+
+
+def check_study(study: Study) -> None:
+    """Raise ValueError before a folder is made."""
+    study.check()
+    for cell in study.cells():
+        check(cell.config)
 
 
 def prepare(out: Path, cells: list[Cell]) -> list[Path]:

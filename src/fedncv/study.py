@@ -87,7 +87,7 @@ class Study:
         return [(c, m) for c in self.columns() for m in self.methods if m not in self.lr.get(c, {})]
 
     def check(self) -> None:
-        """ValueError before a folder is made."""
+        """Raise ValueError where the plan is wrong. ``studies.cells.check_study`` checks the names in it too."""
         for name in ("datasets", "seeds"):
             values = getattr(self, name)
             if not values:
