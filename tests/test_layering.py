@@ -15,7 +15,7 @@ PACKAGE = Path(fedncv.__file__).parent
 # From the bottom up. A module or package may import those of lower lines, and itself.
 LAYERS = [
     ("comparison", "keys_kernel", "spec", "tree"),
-    ("keys", "probe", "rows", "schedule"),
+    ("catalogue", "keys", "probe", "rows", "schedule"),
     ("config", "flat", "estimators"),
     ("results", "study", "recipes"),
     ("data", "figures", "models", "tasks", "theory"),
@@ -31,11 +31,12 @@ LAYERS = [
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 # Those that read what runs have left, and what they may import beside each other.
-READERS = {"comparison", "config", "figures", "probe", "report", "results", "schedule", "spec", "study"}
+READERS = {"catalogue", "comparison", "config", "figures", "probe", "report", "results", "schedule", "spec", "study"}
 LIGHT = [
     "fedncv",
     *(f"fedncv.{name}" for name in sorted(READERS)),
     *(f"fedncv.report.{path.stem}" for path in sorted((PACKAGE / "report").glob("*.py")) if path.stem != "__init__"),
+    "fedncv.cli.methods",
     "fedncv.cli.report",
     "fedncv.cli.show",
 ]

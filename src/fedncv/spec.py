@@ -52,8 +52,22 @@ def parse(text: str, choices: Mapping[str, Callable[..., Any]], *, what: str) ->
 
 def write(name: str, values: Mapping[str, Any]) -> str:
     """The text that ``parse`` reads back."""
-    parts = (f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in values.items())
+    parts = (f"{key}={written(value)}" for key, value in values.items())
     return ":".join(filter(None, [name, ",".join(parts)]))
+
+
+def written(value: Any) -> str:
+    """Return a knob's value as it is written in a text."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def kind_of(kind: Any) -> str:
+    """Return the type of a knob in words.
+
+    >>> kind_of(float), kind_of(Literal["saga", "svrg"])
+    ('float', 'saga or svrg')
+    """
+    return " or ".join(get_args(kind)) if get_origin(kind) is Literal else str(kind.__name__)
 
 
 def _convert(value: str, kind: Any, where: str) -> Any:
