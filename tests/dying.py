@@ -20,7 +20,7 @@ import torch
 
 from fedncv import store
 from fedncv.config import RunConfig
-from fedncv.simulate import resume, simulate
+from fedncv.simulation import resume, simulate
 
 CONFIG = RunConfig(
     method="scaffold", model="mlp", clients=6, per_round=3, rounds=8, epochs=1, checkpoint_every=3, eval_every=2

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from fedncv.config import Settings, write_toml
-from fedncv.studies.study import FILE, PARTITION, Study, to_toml
+from fedncv.study import FILE, PARTITION, Study, to_toml
 
 
 def made_up_study(**changes) -> Study:

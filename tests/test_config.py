@@ -4,14 +4,26 @@ import contextlib
 import io
 import math
 from dataclasses import fields, replace
+from typing import get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedncv.cli import main
-from fedncv.config import RunConfig, from_dict, read_toml, write_toml
-from fedncv.engine.schedule import SCHEDULES, lr_factor
+from fedncv.config import (
+    Kind,
+    RunConfig,
+    Settings,
+    differences,
+    from_dict,
+    named,
+    read_toml,
+    simulation_only,
+    write_toml,
+)
+from fedncv.engine.check import check
+from fedncv.schedule import SCHEDULES, lr_factor
 from fedncv.spec import knobs, parse, write
 
 BAD = [
@@ -51,15 +63,51 @@ BAD = [
 @pytest.mark.parametrize(("values", "message"), BAD)
 def test_a_wrong_value_is_named_with_its_remedy(values, message):
     with pytest.raises(ValueError, match=message):
-        replace(RunConfig(), **values).check()
+        check(replace(RunConfig(), **values))
 
 
 def test_the_defaults_are_right_and_are_the_protocol():
     config = RunConfig()
-    config.check()
+    check(config)
     assert (config.clients, config.per_round, config.rounds, config.epochs) == (100, 10, 100, 5)
     assert (config.batch_size, config.lr, config.momentum, config.test_share) == (32, 0.01, 0.0, 0.25)
     assert (config.partition, config.model, config.buffers) == ("dirichlet:alpha=0.1", "lenet5", "averaged")
+
+
+def test_every_setting_says_what_it_decides():
+    for field in fields(RunConfig):
+        kinds = field.metadata["kinds"]
+        assert set(kinds) <= set(get_args(Kind)), field.name
+        assert len({"protocol", "machine", "measurement"} & set(kinds)) == 1, field.name
+
+
+def test_the_kinds_are_what_engines_studies_and_federations_go_by():
+    assert set(named("machine")) == {"data_dir", "checkpoint_every", "rows", "device", "engine"}
+    assert named("measurement") == ("probe",)
+    assert set(named("own")) == {
+        "seed", "lr", "schedule", "partition", "test_share", "sampling", "availability", "dropout", "stragglers",
+        "diverged", "checkpoint_every",
+    }  # fmt: skip
+    assert named("samples") == ("data", "data_dir", "partition", "test_share")
+    assert named("samples", "paper") == (
+        "data", "data_dir", "partition", "clients", "test_share", "rounds", "per_round", "epochs",
+    )  # fmt: skip
+    assert set(simulation_only()) == {
+        "stream", "availability", "dropout", "stragglers", "after_every", "probe", "checkpoint_every", "diverged",
+        "device", "engine",
+    }  # fmt: skip
+
+
+def test_what_the_paper_states_is_the_default():
+    assert {name: getattr(Settings(), name) for name in named("paper")} == {
+        "clients": 100, "partition": "dirichlet:alpha=0.1", "per_round": 10, "rounds": 100, "epochs": 5,
+    }  # fmt: skip
+
+
+def test_differences_name_both_values_and_leave_out_what_may_differ():
+    changed = replace(RunConfig(), lr=0.5, rows="disk")
+    assert differences(RunConfig(), changed) == {"lr": (0.01, 0.5), "rows": ("auto", "disk")}
+    assert differences(RunConfig(), changed, but=named("machine")) == {"lr": (0.01, 0.5)}
 
 
 def test_an_unknown_key_gets_the_nearest_name():
@@ -90,7 +138,7 @@ junk = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(m
 def test_arbitrary_configs_are_accepted_or_refused_with_one_line(values):
     said = "accepted"
     try:
-        from_dict(values, where="here").check()
+        check(from_dict(values, where="here"))
     except ValueError as error:
         said = str(error)
     assert said

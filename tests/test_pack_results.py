@@ -13,7 +13,7 @@ from fedncv.report.gather import command, gather
 from fedncv.report.page import chart_data
 from fedncv.report.table import main_table, to_csv
 from fedncv.results import read_run
-from fedncv.studies.study import Tuning, read_study
+from fedncv.study import Tuning, read_study
 
 TOOL = Path(__file__).parents[1] / "tools" / "pack_results.py"
 LEVEL = {"fedavg": 0.6, "scaffold": 0.7, "fedncv": 0.8}

@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from dataclasses import make_dataclass
+from dataclasses import make_dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -135,6 +135,48 @@ def test_a_checkpoint_of_another_config_is_refused(run):
     (run / "config.toml").write_text(text)
     with pytest.raises(ValueError, match="belongs to another config"):
         fedncv.resume(run)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("lr", 0.02), ("seed", 7), ("batch_size", 9), ("rounds", 9), ("eval_every", 3)]
+)
+def test_a_changed_protocol_is_refused_on_resume_in_one_line_that_names_it(run, name, value, capsys):
+    config = read_run(run).config
+    (run / "config.toml").write_text(write_toml(replace(config, **{name: value})))
+    assert main(["resume", str(run)]) == 2
+    said = capsys.readouterr().err
+    assert f"another config than {run / 'config.toml'} ({name} {getattr(config, name)!r}, now {value!r});" in said
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("engine", "sequential"),
+        ("device", "cuda"),
+        ("rows", "disk"),
+        ("checkpoint_every", 3),
+        ("data_dir", "elsewhere"),
+    ],
+)
+def test_another_machine_may_go_on_with_a_run(tmp_path, monkeypatch, name, value):
+    """Stopped after two rounds of four, the run ends with the rows of one that was never stopped."""
+    monkeypatch.setattr("fedncv.engine.problem.find_device", lambda _name: torch.device("cpu"))
+    whole, folder = fedncv.simulate(out=tmp_path / "whole", **QUICK), tmp_path / "run"
+    _stopped_after(2, folder)
+    config = read_run(folder).config
+    (folder / "config.toml").write_text(write_toml(replace(config, **{name: value})))
+    fedncv.resume(folder)
+    assert read_run(folder).rows == whole.rows
+
+
+def _stopped_after(rounds, folder):
+    def stop(row):
+        if row["round"] == rounds:
+            raise RuntimeError("enough")
+
+    with pytest.raises(RuntimeError, match="enough"):
+        fedncv.simulate(out=folder, on_round=stop, **QUICK)
 
 
 def test_a_run_goes_on_as_what_it_was_begun_as_or_not_at_all(tmp_path, monkeypatch):

@@ -1,7 +1,8 @@
 """Write the generated part of docs/methods/: what the code says of every method, and what a round costs.
 
-    python tools/method_pages.py
+    python tools/method_index.py && python tools/method_pages.py
 
+What the code says comes from the index that the first of the two writes.
 A page is generated down to a marker; what stands below it is written by hand and stays.
 """
 
@@ -10,8 +11,7 @@ import runpy
 import statistics
 from pathlib import Path
 
-from fedncv.cli.methods import formula, keeps, knobs
-from fedncv.methods import METHODS
+from fedncv import catalogue
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "methods"
@@ -81,15 +81,15 @@ def side_by_side():
 
 
 def generated(name, costs):
-    entry = METHODS[name]
-    title, _, rest = formula(entry).partition("\n")
+    entry = catalogue.methods()[name]
+    title, _, rest = entry.formula.partition("\n")
     parts = [f"# {name}: {entry.summary}", f"{entry.reference}", f"```text\n{title}\n{rest}\n```", "## Knobs"]
-    found = [(f"`{k.name}`", k.kind, f"`{k.default}`", k.meaning) for k in knobs(entry.config)]
+    found = [(f"`{k.name}`", k.kind, f"`{k.default}`", k.meaning) for k in entry.knobs]
     parts.append(table(("knob", "type", "default", "meaning"), found) if found else "None.")
     parts.append("## What the server learns from a client")
-    reveals = [(f"`{field}`", what) for field, what in entry.make().reveals.items()]
+    reveals = [(f"`{field}`", what) for field, what in entry.reveals.items()]
     parts.append(table(("sent", "what it says"), reveals) if reveals else "Nothing.")
-    parts.append(f"BatchNorm's running statistics are {keeps(entry)}.")
+    parts.append(f"BatchNorm's running statistics are {entry.buffers}.")
     parts += ["## What it costs", cost_table(costs[name], costs["fedavg"])]
     parts.append("The study behind these counts is described in [equal_work.md](equal_work.md).")
     parts += ["## What is logged", "What every run logs, see [README.md](README.md#what-every-run-logs)."]
@@ -98,7 +98,7 @@ def generated(name, costs):
 
 
 def index():
-    rows = [(f"[{name}]({name}.md)", e.summary, e.reference) for name, e in METHODS.items()]
+    rows = [(f"[{name}]({name}.md)", e.summary, e.reference) for name, e in catalogue.methods().items()]
     parts = ["# Methods", table(("method", "meaning", "reference"), rows), "## Side by side", side_by_side(), MARKER]
     return "\n\n".join(parts) + "\n"
 
@@ -112,7 +112,7 @@ def with_hand_written(path, head):
 
 def pages(costs):
     """File -> text, as the code says now."""
-    parts = {f"{name}.md": generated(name, costs) for name in METHODS} | {"README.md": index()}
+    parts = {f"{name}.md": generated(name, costs) for name in catalogue.methods()} | {"README.md": index()}
     return {FOLDER / file: with_hand_written(FOLDER / file, head) for file, head in parts.items()}
 
 

@@ -23,7 +23,7 @@ from typing import Any
 from fedncv.config import RunConfig, Settings, read_toml, write_toml
 from fedncv.results import CONFIG, METRICS, read_config, read_rows
 from fedncv.studies import STUDIES
-from fedncv.studies.study import FILE, PARTITION, Study, extend, read_study, to_toml
+from fedncv.study import FILE, PARTITION, Study, extend, read_study, to_toml
 
 
 def joined(parts: list[Path]) -> Study:

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedncv.comparison import compare, holm, paired
 from fedncv.results import Run, read_run, runs_in
-from fedncv.studies.study import TUNING, read_study
+from fedncv.study import TUNING, read_study
 
 Scores = dict[str, dict[int, float]]  # method -> seed -> per cent
 LOOKS = {"first ten": range(10), "second ten": range(10, 20), "all": range(20)}

@@ -1,14 +1,11 @@
 """Models by name. Any ``package.module:function`` that maps (input shape, outputs) to a module works too."""
 
-import importlib
-import os
-import sys
 from math import prod
 
 from torch import nn
 
 from fedncv.flat import Factory
-from fedncv.spec import nearest
+from fedncv.spec import import_object, nearest
 
 
 class LeNet5(nn.Module):
@@ -55,16 +52,3 @@ def find_model(name: str) -> Factory:
         raise ValueError(nearest(name, MODELS, what="model") + "; or name your own as package.module:function")
     factory: Factory = import_object(name, what="model")
     return factory
-
-
-def import_object(name: str, *, what: str):  # type: ignore[no-untyped-def]  # whatever the user's module holds
-    """The object called ``package.module:name``."""
-    module, _, attribute = name.partition(":")
-    if os.getcwd() not in sys.path:  # a console script does not look where its user stands
-        sys.path.append(os.getcwd())
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(
-            f"{what} {name!r} cannot be imported: {error}; name it as package.module:function, from here or installed"
-        ) from None

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedncv.config import RunConfig, from_dict, read_toml
-from fedncv.tasks import ACCURACY
 
 CONFIG, METRICS, TIMING, STATE = "config.toml", "metrics.jsonl", "timing.jsonl", "state.safetensors"
 LOCK = ".lock"  # held by the process that trains the run
+ACCURACY = "accuracy"  # the one score that is shown in per cent, and that the label prior can be held against
 MODEL = "model.safetensors"  # where `fedncv export` puts it
 
 ROW_BEGINS = b'{"round": '

@@ -12,7 +12,10 @@ A knob may be a part with knobs of its own: a field of type ``Config | None``, w
 """
 
 import difflib
+import importlib
 import inspect
+import os
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from types import UnionType
@@ -133,3 +136,16 @@ def _convert(value: str, kind: Any, where: str) -> Any:
         return kind(value)
     except (TypeError, ValueError):
         raise ValueError(f"{where} must be {kind.__name__}, not {value!r}") from None
+
+
+def import_object(name: str, *, what: str):  # type: ignore[no-untyped-def]  # whatever the user's module holds
+    """The object called ``package.module:name``."""
+    module, _, attribute = name.partition(":")
+    if os.getcwd() not in sys.path:  # a console script does not look where its user stands
+        sys.path.append(os.getcwd())
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f"{what} {name!r} cannot be imported: {error}; name it as package.module:function, from here or installed"
+        ) from None

@@ -18,7 +18,6 @@ import sys
 import tomllib
 import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +26,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from fedncv.config import CUSTOM, RunConfig, from_dict, write_toml
+from fedncv.config import CUSTOM, RunConfig, differences, from_dict, named, write_toml
 from fedncv.engine.problem import Problem, State, keeps, start
 from fedncv.methods import in_full
 from fedncv.results import CONFIG, LOCK, METRICS, MODEL, STATE, TIMING, is_run
@@ -257,14 +256,16 @@ def read_state(folder: Path, problem: Problem) -> State:
 
 
 def _check_config(folder: Path, header: dict[str, Any], problem: Problem) -> None:
-    """A run may be read where there is no GPU or less memory, and probes change nothing; all else must be as it was."""
-    neutral: dict[str, Any] = {"device": "", "probe": "", "rows": "", "method": ""}
+    """Raise ValueError unless the run is the one that was begun; machine and measurement settings may have changed."""
     ours, theirs = problem.config, from_dict(tomllib.loads(header["config"]), where=str(folder / STATE))
     begun, now = header.get("method") or _in_full(theirs.method), _in_full(ours.method)
-    same_method = begun == now or theirs.method == ours.method
-    if not same_method or replace(ours, **neutral) != replace(theirs, **neutral):
+    differing = differences(theirs, ours, but=named("machine", "measurement"))
+    if begun == now:  # the same method, written in other words
+        differing.pop("method", None)
+    if differing:
+        words = ", ".join(f"{name} {before!r}, now {after!r}" for name, (before, after) in differing.items())
         raise ValueError(
-            f"{folder / STATE} belongs to another config than {folder / CONFIG}; restore the one or the other"
+            f"{folder / STATE} belongs to another config than {folder / CONFIG} ({words}); restore the one or the other"
         )
     if begun != now:
         raise ValueError(

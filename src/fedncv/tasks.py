@@ -6,10 +6,8 @@ from typing import NamedTuple
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedncv.models import import_object
-from fedncv.spec import nearest
-
-ACCURACY = "accuracy"  # the one score that is shown in per cent, and that the label prior can be held against
+from fedncv.results import ACCURACY
+from fedncv.spec import import_object, nearest
 
 
 class Task(NamedTuple):

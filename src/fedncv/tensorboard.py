@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fedncv.config import RunConfig
-from fedncv.simulate import OnRound, Row
+from fedncv.simulation import OnRound, Row
 from fedncv.studies.cells import Watch
 
 

@@ -19,7 +19,7 @@ from fedncv.cli.run import folder_name
 from fedncv.config import CUSTOM, RunConfig
 from fedncv.recipes import RECIPES
 from fedncv.results import CONFIG, METRICS, read_rows, read_run
-from fedncv.studies.study import FILE
+from fedncv.study import FILE
 
 QUICK = ["--model", "mlp", "--clients", "5", "--per-round", "2", "--rounds", "3", "--epochs", "1"]
 

@@ -1,12 +1,21 @@
 """fedncv methods: a line each, or one in full."""
 
+import subprocess
+import sys
+
 import pytest
 
+from fedncv import catalogue
 from fedncv.cli import main as fedncv
-from fedncv.cli.methods import knobs, main
+from fedncv.cli.methods import main
 from fedncv.methods import METHODS, SWITCHES
-from fedncv.methods.fedrep import Config as FedRepConfig
-from fedncv.methods.scaffold import Config as ScaffoldConfig
+
+WITHOUT_TORCH = """
+import sys
+from fedncv.cli import main
+main(sys.argv[1:])
+sys.exit("torch is loaded" if "torch" in sys.modules else 0)
+"""
 
 
 def test_lists_every_method_with_meaning_knobs_and_reference(capsys):
@@ -15,7 +24,8 @@ def test_lists_every_method_with_meaning_knobs_and_reference(capsys):
     assert [line[0] for line in lines] == [*METHODS, *(f"+{name}" for name in SWITCHES)]
     assert len(METHODS) >= 20
     (fedprox,) = (line for line in lines if line[0] == "fedprox")
-    assert fedprox == ["fedprox", "a pull towards the received model", "mu=0.01", "Li 2020, arXiv:1812.06127"]
+    summary, form = "a pull towards the received model", getattr(METHODS["fedprox"].make(), "form", "")
+    assert fedprox == ["fedprox", summary, "mu=0.01", form, "Li 2020, arXiv:1812.06127"]
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -32,7 +42,7 @@ def test_shows_a_switch_in_full_under_the_name_it_is_listed_by(name, capsys):
     assert main([f"+{name}"]) == 0
     said = capsys.readouterr().out
     assert said.startswith(f"+{name}: {SWITCHES[name].summary} (as in fedavg+{name})\n")
-    for knob in knobs(SWITCHES[name].config):
+    for knob in catalogue.switches()[name].knobs:
         assert f"  {knob.name} = {knob.default} ({knob.kind}): " in said
 
 
@@ -52,17 +62,14 @@ def test_a_typo_gets_the_nearest_name(capsys):
     assert "unknown method 'xyz' (there are fedncv, " in capsys.readouterr().err
 
 
-def test_knobs_are_read_from_the_config():
-    option, server_lr = knobs(ScaffoldConfig)
-    assert (option.kind, option.default) == ("I or II", "II")
-    assert (server_lr.name, server_lr.kind, server_lr.default) == ("server_lr", "float", "1.0")
-    assert server_lr.meaning.startswith("Server step, above 0")
-    assert knobs(None) == []
-
-
-def test_a_meaning_may_take_two_lines():
-    (knob,) = knobs(FedRepConfig)
-    assert knob.meaning.endswith("The others train the head; it gets one epoch even where none is left.")
+def test_the_command_loads_no_torch():
+    """Nor does the list of commands, nor the version."""
+    for words in (["methods"], ["methods", "fedncv"], ["methods", "+prior"], ["--help"], ["--version"]):
+        done = subprocess.run(
+            [sys.executable, "-c", WITHOUT_TORCH, *words], capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, done.stderr) == (0, ""), words
+        assert done.stdout
 
 
 def test_on_a_terminal_there_is_a_table(capsys, monkeypatch):

@@ -15,9 +15,9 @@ import pytest
 from fedncv.cli import main
 from fedncv.cli.arguments import parse
 from fedncv.cli.study import Arguments, _asked
-from fedncv.results import LOCK, METRICS, STATE, read_run
+from fedncv.results import LOCK, METRICS, STATE, read_config, read_run
 from fedncv.studies import STUDIES, robustness
-from fedncv.studies.study import FILE, read_study
+from fedncv.study import FILE, read_study
 
 QUICK = ["--model", "mlp", "--clients", "5", "--per-round", "2", "--rounds", "3", "--epochs", "1", "--eval-every", "1"]
 
@@ -273,6 +273,14 @@ def test_a_run_with_other_settings_in_a_studys_place_is_refused(tmp_path, capsys
     capsys.readouterr()
     assert study(out, "--seeds", "1") == 2
     assert "holds a run with other settings than the study's" in capsys.readouterr().err
+
+
+def test_a_study_goes_on_with_rows_elsewhere(tmp_path):
+    out = tmp_path / "study"
+    assert study(out, "--seeds", "1") == 0
+    assert study(out, "--seeds", "2", "--rows", "disk") == 0
+    assert read_study(out).settings.rows == "disk"
+    assert [read_config(out / f"digits/fedavg-seed{seed}").rows for seed in (0, 1)] == ["auto", "disk"]
 
 
 def test_tensorboards_events_lie_in_the_runs(tmp_path):

@@ -24,7 +24,7 @@ from fedncv.engine.processes import ProcessesEngine, can_fork
 from fedncv.engine.sequential import run_round
 from fedncv.methods import METHODS
 from fedncv.models import LeNet5
-from fedncv.simulate import resume, simulate
+from fedncv.simulation import resume, simulate
 
 needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler here")
 SIZES = [  # samples, channels in, height, width, channels out, rows and columns of a filter

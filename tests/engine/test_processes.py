@@ -14,7 +14,7 @@ from fedncv.engine.choose import SequentialEngine, engine_for
 from fedncv.engine.problem import DivergedError, start
 from fedncv.engine.processes import ProcessesEngine, WorkerError, can_fork
 from fedncv.engine.sequential import run_round
-from fedncv.simulate import simulate, simulate_many
+from fedncv.simulation import simulate, simulate_many
 from fedncv.tree import leaves
 
 pytestmark = pytest.mark.skipif(not can_fork(), reason="workers are forked")

@@ -14,7 +14,7 @@ from fedncv.engine.problem import DivergedError, start
 from fedncv.engine.sequential import run_round
 from fedncv.engine.stacked import StackedEngine
 from fedncv.methods import METHODS
-from fedncv.simulate import Course, advance_together
+from fedncv.simulation import Course, advance_together
 from fedncv.tasks import TASKS
 from fedncv.tree import leaves
 
@@ -132,7 +132,7 @@ def test_runs_of_another_shape_are_refused(field):
     if field in OWN:
         engine_for(made).close()
         return
-    with pytest.raises(ValueError, match="may differ in seed, lr"):
+    with pytest.raises(ValueError, match=r"may differ in partition, .*, lr, .*, seed only"):
         engine_for(made)
 
 

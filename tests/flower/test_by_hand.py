@@ -21,7 +21,7 @@ from fedncv.flower.rules import Rules
 from fedncv.flower.wire import ARRAYS, ASK, STYPE
 from fedncv.methods import METHODS, find_method
 from fedncv.results import read_rows
-from fedncv.simulate import export
+from fedncv.simulation import export
 
 ROUNDS = 3
 

@@ -18,7 +18,7 @@ from fedncv.methods import find_method
 from fedncv.methods.base import Replies, ServerAsk, weighted_sum
 from fedncv.methods.switches.server_average import averaged_statistics
 from fedncv.methods.switches.server_momentum import with_momentum
-from fedncv.simulate import export
+from fedncv.simulation import export
 from fedncv.tasks import TASKS
 
 SHARE = 0.5

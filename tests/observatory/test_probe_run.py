@@ -16,12 +16,12 @@ from fedncv.config import RunConfig
 from fedncv.engine.problem import start
 from fedncv.flower.halves import check
 from fedncv.observatory import at_model
-from fedncv.observatory.probe import Probe, find_probe
+from fedncv.probe import Probe, find_probe
 from fedncv.report.gather import gather
 from fedncv.report.series import VARIANCE
 from fedncv.results import read_rows
-from fedncv.simulate import Course, advance_together
-from fedncv.studies.study import Tuning, extend
+from fedncv.simulation import Course, advance_together
+from fedncv.study import Tuning, extend
 from fedncv.tree import leaves
 
 NUMBERS = ("signal", "within", "between", "snr", "sampling", "batches")

@@ -14,7 +14,7 @@ from fedncv.report import parts
 from fedncv.report.findings import findings
 from fedncv.report.gather import gather
 from fedncv.report.write import write
-from fedncv.studies.study import FILE, to_toml
+from fedncv.study import FILE, to_toml
 
 ONE = {
     "fedavg": [(0.40, 0.80), (0.42, 0.82)],

@@ -5,9 +5,9 @@ import pytest
 from fedncv import store
 from fedncv.config import RunConfig
 from fedncv.results import read_run
-from fedncv.simulate import resume
+from fedncv.simulation import resume
 from fedncv.studies.cells import Watch, alike, failures, prepare, run_cells
-from fedncv.studies.study import Cell, folder_name
+from fedncv.study import Cell, folder_name
 
 CONFIG = RunConfig(model="mlp", clients=5, per_round=2, rounds=4, epochs=1, eval_every=1, lr=0.05)
 

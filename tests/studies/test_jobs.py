@@ -10,7 +10,7 @@ from fedncv.config import RunConfig
 from fedncv.results import read_run
 from fedncv.studies.cells import Watch, alike, prepare, run_cells
 from fedncv.studies.jobs import JobError, run_groups
-from fedncv.studies.study import Cell, folder_name
+from fedncv.study import Cell, folder_name
 
 CONFIG = RunConfig(model="mlp", clients=5, per_round=2, rounds=4, epochs=1, eval_every=1, lr=0.05)
 CONFIGS = [replace(CONFIG, method=method, seed=seed) for method in ("fedavg", "scaffold") for seed in (0, 1)]

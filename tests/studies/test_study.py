@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedncv.config import Settings
+from fedncv.config import Settings, named
 from fedncv.data import DATASETS
 from fedncv.methods import METHODS
 from fedncv.studies import (
@@ -21,9 +21,10 @@ from fedncv.studies import (
     cost,
     present,
 )
+from fedncv.studies.cells import check_study
 from fedncv.studies.cost import expected_samples, measured_samples
-from fedncv.studies.study import FILE, Study, Tuning, extend, read_study, to_toml
 from fedncv.studies.tuning import choose
+from fedncv.study import FILE, Study, Tuning, extend, read_study, to_toml
 
 
 @pytest.fixture
@@ -40,7 +41,7 @@ def test_every_named_study_is_sound(name):
     study = STUDIES[name]()
     assert study.name == name
     assert set(study.datasets) <= set(DATASETS)
-    study.check()
+    check_study(study)
 
 
 def test_the_papers_grids():
@@ -150,6 +151,17 @@ def test_datasets_methods_and_seeds_can_be_added_and_nothing_else(study):
     assert extend(study, moved, where=Path("out")).settings.device == "cuda"
 
 
+OTHER_MACHINE = {"device": "cuda", "engine": "stacked", "rows": "disk", "data_dir": "elsewhere", "checkpoint_every": 3}
+
+
+@pytest.mark.parametrize("name", named("machine", "measurement"))
+def test_another_machine_or_measurement_is_no_other_protocol(study, name):
+    """Also one that has a study already: it goes on with the new value."""
+    value = (OTHER_MACHINE | {"probe": "every=5"})[name]
+    changed = replace(study, settings=replace(study.settings, **{name: value}))
+    assert getattr(extend(study, changed, where=Path("out")).settings, name) == value
+
+
 def test_mistakes_are_found_before_a_folder_is_made(study):
     for changes, message in (
         ({"seeds": ()}, "at least one of --seeds"),
@@ -159,7 +171,7 @@ def test_mistakes_are_found_before_a_folder_is_made(study):
         ({"tuning": Tuning(seeds=(0,))}, "seed 0 is for tuning"),
     ):
         with pytest.raises(ValueError, match=message):
-            replace(study, **changes).check()
+            check_study(replace(study, **changes))
 
 
 def test_tuning_gives_every_method_the_same_runs_on_other_seeds(study):
@@ -205,7 +217,7 @@ def test_variants_are_columns_of_their_own_and_survive_the_file(study, tmp_path)
     with pytest.raises(ValueError, match="variants alpha-1, few → none"):
         extend(study, replace(study, variants={}), where=tmp_path)
     with pytest.raises(ValueError, match="leave --clients at one number"):
-        replace(study, clients=(10, 20)).check()
+        check_study(replace(study, clients=(10, 20)))
 
 
 def test_every_variant_has_a_line_of_its_own_in_the_costs_with_its_tuning(study, monkeypatch):

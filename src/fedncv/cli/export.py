@@ -11,7 +11,7 @@ from fedncv import store
 from fedncv.cli.arguments import parse
 from fedncv.engine.problem import Problem, build
 from fedncv.results import MODEL, is_run, read_config, read_rows, runs_in
-from fedncv.simulate import export
+from fedncv.simulation import export
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """fedncv federation: a real federation over Flower, with TLS and authenticated nodes."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, make_dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal
@@ -10,11 +10,11 @@ import tyro
 from tyro.conf import Suppress
 
 from fedncv.cli.arguments import parse
-from fedncv.config import RunConfig
+from fedncv.config import RunConfig, named, simulation_only
 from fedncv.spec import nearest
 
 Folder = Annotated[str, tyro.conf.Positional]
-OF_INIT = ("data", "data_dir", "partition", "test_share")  # settings of the samples, not of a run
+OF_INIT = named("samples")  # set once for all runs, by `federation init`
 ANSWER_SECONDS = 5.0  # for a server that is up
 
 
@@ -74,22 +74,6 @@ class Up:
 class Begin(RunConfig):
     """Train a method on the federation, and wait for it. Settings that a simulation has not are in rules.toml."""
 
-    # Those that only a simulation has, and those of `init`, are not offered; `_refuse` says why.
-    stream: Suppress[str] = RunConfig.stream
-    availability: Suppress[float] = RunConfig.availability
-    dropout: Suppress[float] = RunConfig.dropout
-    stragglers: Suppress[float] = RunConfig.stragglers
-    after_every: Suppress[int] = RunConfig.after_every
-    probe: Suppress[str] = RunConfig.probe
-    checkpoint_every: Suppress[int] = RunConfig.checkpoint_every
-    diverged: Suppress[Literal["stop", "skip"]] = RunConfig.diverged
-    device: Suppress[str] = RunConfig.device
-    engine: Suppress[Literal["auto", "sequential", "stacked", "processes", "compiled"]] = RunConfig.engine
-    data: Suppress[str] = RunConfig.data
-    data_dir: Suppress[str] = RunConfig.data_dir
-    partition: Suppress[str] = RunConfig.partition
-    test_share: Suppress[float] = RunConfig.test_share
-
     folder: Folder
     """The folder that `fedncv federation init` wrote."""
     name: str = "first"
@@ -106,6 +90,18 @@ class Begin(RunConfig):
     """Each client scores the model as it comes every so many rounds, for its own history.jsonl; 0: never."""
     rows: Literal["auto", "memory", "disk"] = "auto"
     """Where the server's memory of each client lies; auto: on disk if that of all would crowd the memory."""
+
+
+def _offered(kind: type[Begin]) -> type[Begin]:
+    """Return the same without options for what has no effect on a federation's run; `_refuse` says why."""
+    hidden = [
+        (f.name, Suppress[f.type], f.default)  # type: ignore[misc, name-defined]  # known only at run time
+        for f in fields(RunConfig)
+        if f.name in _reasons()
+    ]
+    return make_dataclass(
+        kind.__name__, hidden, bases=(kind,), frozen=True, kw_only=True, namespace={"__doc__": kind.__doc__}
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,7 +234,7 @@ def run(argv: list[str]) -> int:
     from fedncv.flower.folder import read_server_settings
 
     _refuse(argv)
-    chosen = parse(Begin, argv, command="federation run")
+    chosen = parse(_offered(Begin), argv, command="federation run")
     folder = Path(chosen.folder)
     clients = chosen.clients or read_server_settings(folder / "server").clients
     config = _config(chosen, clients=clients, per_round=chosen.per_round or clients)
@@ -255,14 +251,17 @@ def resume(argv: list[str]) -> int:
 
 def _refuse(argv: list[str]) -> None:
     """ValueError for a setting that would have no effect on a run, with its value and the remedy."""
-    from fedncv.flower.halves import NOT_HERE
-
-    reasons = NOT_HERE | dict.fromkeys(OF_INIT, "the clients' samples are there since `fedncv federation init`")
+    reasons = _reasons()
     for word, following in zip(argv, [*argv[1:], ""], strict=True):
         option, _, value = word.partition("=")
         name = option.removeprefix("--").replace("-", "_")
         if option.startswith("--") and name in reasons:
             raise ValueError(f"{option} {value or following}: {reasons[name]}; leave {option} out")
+
+
+def _reasons() -> dict[str, str]:
+    """Return the settings that have no effect on a federation's run, each with the reason."""
+    return simulation_only() | dict.fromkeys(OF_INIT, "the clients' samples are there since `fedncv federation init`")
 
 
 def _check_server(folder: Path) -> None:

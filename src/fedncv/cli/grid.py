@@ -9,7 +9,7 @@ from rich.progress import TextColumn
 
 from fedncv.cli.progress import Log, bar, duration, speed, start_line
 from fedncv.config import RunConfig
-from fedncv.simulate import Row
+from fedncv.simulation import Row
 from fedncv.studies.cells import Watch
 from fedncv.studies.cost import expected_samples, measured_samples
 

@@ -14,7 +14,7 @@ from fedncv.cli.summary import print_table
 from fedncv.config import RunConfig
 from fedncv.engine.processes import num_cores
 from fedncv.results import STATE, read_config, read_runs
-from fedncv.simulate import Row, resume
+from fedncv.simulation import Row, resume
 
 OFTEN = 10  # seconds after which a log has another line, if something happened
 QUIET = 30  # and if nothing did

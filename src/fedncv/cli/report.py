@@ -8,7 +8,6 @@ import tyro
 
 from fedncv.cli.arguments import parse
 from fedncv.config import RunConfig
-from fedncv.report.write import write
 from fedncv.spec import nearest
 
 
@@ -35,6 +34,8 @@ def main(argv: list[str]) -> int:
     for name in arguments.allow:
         if name not in settings:
             raise ValueError(f"--allow: {nearest(name, settings, what='setting')}")
+    from fedncv.report.write import write  # loads scipy and matplotlib: not for --help, nor for a mistake
+
     folder = Path(arguments.folder)
     written = write(folder, target=arguments.target or None, allow=arguments.allow)
     print(f"page    {written[0]}\nfiles   {written[1].parent}  ({', '.join(path.name for path in written[1:])})")

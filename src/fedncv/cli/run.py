@@ -9,10 +9,11 @@ from fedncv import store
 from fedncv.cli.arguments import check_out, check_words, parse
 from fedncv.cli.progress import run_all
 from fedncv.config import RunConfig, Settings, from_dict, read_toml
+from fedncv.engine.check import check
 from fedncv.engine.problem import build, start
 from fedncv.recipes import RECIPES, Recipe
 from fedncv.spec import nearest
-from fedncv.studies.study import FILE, folder_name
+from fedncv.study import FILE, folder_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +52,7 @@ def main(argv: list[str]) -> int:
         raise ValueError("nothing to run: give at least one method and one seed")
     check_words("--method", arguments.method)
     for config in configs:
-        config.check()
+        check(config)
     for config in {config.method: config for config in configs}.values():
         start(build(config))  # data, partition, model, device and method are right before a folder is made
     out = Path(arguments.out or f"runs/{settings.data}-{recipe_name}")

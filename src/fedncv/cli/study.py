@@ -27,11 +27,11 @@ from fedncv.engine.problem import build, find_device
 from fedncv.results import CONFIG, read_run
 from fedncv.spec import nearest
 from fedncv.studies import STUDIES
-from fedncv.studies.cells import Watch, alike, failures, prepare, run_cells, write_partition
+from fedncv.studies.cells import Watch, alike, check_study, failures, prepare, run_cells, write_partition
 from fedncv.studies.cost import costs
 from fedncv.studies.jobs import JobError, run_groups
-from fedncv.studies.study import FILE, Cell, Study, Tuning, extend, read_study, to_toml
 from fedncv.studies.tuning import tune
+from fedncv.study import FILE, Cell, Study, Tuning, extend, read_study, to_toml
 
 NAMED = 5  # unfinished runs that a message names
 
@@ -94,7 +94,7 @@ def main(argv: list[str]) -> int:
         raise ValueError("nothing to run: give at least one of --methods")
     if (out / FILE).exists():
         study = extend(read_study(out), study, where=out)
-    study.check()
+    check_study(study)
     if not arguments.dry_run or torch.cuda.is_available():  # what it costs may be asked where there is no GPU
         find_device(arguments.device)
     if arguments.jobs < 1:

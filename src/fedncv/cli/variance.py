@@ -12,6 +12,7 @@ from rich.progress import TimeRemainingColumn
 from fedncv.cli.arguments import check_words, parse
 from fedncv.cli.progress import bar
 from fedncv.config import RunConfig, Settings
+from fedncv.engine.check import check as check_config
 from fedncv.observatory.compare import OWN, check, rows_of
 from fedncv.observatory.table import Row, print_tables, read_rows
 from fedncv.results import is_run, read_config
@@ -112,7 +113,7 @@ def _check(arguments: Arguments, config: RunConfig, at: tuple[int, ...]) -> None
         raise ValueError("give at least one seed: --seeds 0")
     if config.rounds == 0:
         raise ValueError("rounds is 0: there is no path to follow; give at least one round")
-    config.check()
+    check_config(config)
     if arguments.draws < 10:
         raise ValueError(f"--draws must be at least 10, not {arguments.draws}")
     for t in at:

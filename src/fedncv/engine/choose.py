@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from fedncv.config import RunConfig
+from fedncv.config import RunConfig, named
 from fedncv.engine import evaluate
 from fedncv.engine.cpu_fused import FusedConv, fused
 from fedncv.engine.gradients import Gradients, of_run
@@ -15,10 +15,7 @@ from fedncv.engine.sequential import run_round
 
 WORTH_FORKING = 5e9  # sample-parameters of local training in a run, below which one process is as fast
 
-OWN = (
-    "seed", "lr", "schedule", "partition", "test_share", "sampling", "availability", "dropout", "stragglers",
-    "diverged", "checkpoint_every",
-)  # fmt: skip
+OWN = named("own")
 """Settings in which runs of one engine may differ. All others decide the shape of a step or of a study."""
 
 

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from fedncv.engine.problem import Arrival, Kept, Problem
-from fedncv.engine.schedule import lr_factor
 from fedncv.keys import Key, fold, key_for, permutation
 from fedncv.methods.base import Ask, Batch, Method, Phase, Work
+from fedncv.schedule import lr_factor
 from fedncv.tree import num_bytes, tree_map
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from fedncv.config import RunConfig
 from fedncv.data import STREAMS, Clients, Dataset, Stream, divide, load, split
 from fedncv.engine import sampling
+from fedncv.engine.check import check
 from fedncv.engine.keeping import room
 from fedncv.flat import Factory, Model
 from fedncv.keys import key_for
@@ -134,7 +135,7 @@ def build(
 ) -> Problem:
     """The problem that ``config`` names; objects given stand in for the names."""
     given = {"data": data, "model": model, "method": method, "task": task}
-    config.check(custom=tuple(name for name, value in given.items() if value is not None))
+    check(config, custom=tuple(name for name, value in given.items() if value is not None))
     device = find_device(config.device)
     dataset = data or load(config.data, config.data_dir or None)
     if clients is None:

@@ -11,25 +11,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from fedncv.config import RunConfig
+from fedncv.config import RunConfig, simulation_only
 from fedncv.data import Clients
+from fedncv.engine.check import check as check_names
 from fedncv.engine.local import train
 from fedncv.engine.problem import Arrival, Problem, arrivals, build, messages, start
 from fedncv.flower.samples import Form, Samples, form_of
 from fedncv.tree import row
 
-NOT_HERE = {  # settings of a simulation -> why they mean nothing between real machines
-    "stream": "clients say once how many samples they hold",
-    "availability": "who is reachable shows by itself",
-    "dropout": "real clients fail by themselves",
-    "stragglers": "real clients are slow by themselves; round_seconds in rules.toml says how long a round waits",
-    "after_every": "scores stay at the clients, which measure the model as it comes (--eval-every)",
-    "probe": "gradients of single samples stay at the clients",
-    "checkpoint_every": "the server saves its state after every round",
-    "diverged": "a reply that is not finite is left out and counted, always",
-    "device": "federations train on cpu so far",
-    "engine": "every client trains by itself, as in the sequential engine",
-}
+NOT_HERE = simulation_only()  # settings of a simulation -> why they mean nothing between real machines
 
 
 class Down(NamedTuple):
@@ -48,7 +38,7 @@ class Up(NamedTuple):
 
 def check(config: RunConfig) -> None:
     """Settings that a simulation has and a federation of real machines has not."""
-    config.check(custom=("data",))
+    check_names(config, custom=("data",))
     for name, why in NOT_HERE.items():
         value, default = getattr(config, name), getattr(RunConfig, name)
         if value != default:

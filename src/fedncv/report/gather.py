@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from fedncv.config import RunConfig, Settings, read_toml
 from fedncv.report import names, paper
 from fedncv.results import CONFIG, PERCENT, TIMING, Run, Score, check_folder, read_config, read_runs
-from fedncv.studies.study import FILE, NEUTRAL, TUNING, Study, read_study
+from fedncv.study import FILE, NEUTRAL, TUNING, Study, read_study
 
 NO_SEED = -1  # of a run whose config cannot be read
 DEPTH = 4  # folders below the one that was named

@@ -6,10 +6,10 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from fedncv.config import Settings
+from fedncv.config import Settings, named
 
 # What its tables hold for; a column of other runs has no printed value.
-PROTOCOL = {"clients": 100, "partition": "dirichlet:alpha=0.1", "per_round": 10, "rounds": 100, "epochs": 5}
+PROTOCOL = {name: getattr(Settings(), name) for name in named("paper")}
 # The method that stands for each of the paper's. Its FedNCV is compared with both readings of its equations.
 ROWS = {
     "fedavg": "FedAvg",

@@ -17,7 +17,7 @@ from fedncv.report.gather import Column, Results, command
 from fedncv.report.table import METRICS, Entry, MainTable
 from fedncv.report.verdict import AGREES, DIFFERS, PARTLY, Claim, headline
 from fedncv.results import Score
-from fedncv.studies.study import NEUTRAL
+from fedncv.study import NEUTRAL
 
 Indices = NDArray[np.int64]
 

@@ -14,7 +14,7 @@ from fedncv.report.gather import Column, Results, seconds
 from fedncv.report.names import OURS
 from fedncv.report.table import write_csv
 from fedncv.results import Run
-from fedncv.studies.study import PARTITION
+from fedncv.study import PARTITION
 
 QUANTILES = (5, 25, 50, 75, 95)
 CURVES = (

@@ -6,7 +6,7 @@ from typing import Any
 from fedncv.config import Settings
 from fedncv.methods import find_method
 from fedncv.recipes import RECIPES
-from fedncv.studies.study import Study
+from fedncv.study import Study
 
 TABLE1 = ("fedavg", "fedprox", "scaffold", "fedrep", "fedper", "pfedsim", "fedncv")
 FIG3 = (

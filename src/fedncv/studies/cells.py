@@ -5,18 +5,18 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 from typing import NamedTuple
 
 from fedncv import store
-from fedncv.config import RunConfig
+from fedncv.config import RunConfig, differences
 from fedncv.data import divide, load, statistics
+from fedncv.engine.check import check
 from fedncv.engine.choose import common
 from fedncv.engine.problem import build
 from fedncv.results import STATE, is_run, read_config, read_rows, read_run
-from fedncv.simulate import Course, Row, advance_together
-from fedncv.studies.study import NEUTRAL, PARTITION, Cell
+from fedncv.simulation import Course, Row, advance_together
+from fedncv.study import NEUTRAL, PARTITION, Cell, Study
 
 
 class Watch(NamedTuple):
@@ -26,6 +26,13 @@ class Watch(NamedTuple):
     row: Callable[[RunConfig, Row], None]
     end: Callable[[list[RunConfig]], None]  # of those that began together, also where some failed
     say: Callable[[str], None]
+
+
+def check_study(study: Study) -> None:
+    """Raise ValueError before a folder is made."""
+    study.check()
+    for cell in study.cells():
+        check(cell.config)
 
 
 def prepare(out: Path, cells: list[Cell]) -> list[Path]:
@@ -55,9 +62,8 @@ def prepare(out: Path, cells: list[Cell]) -> list[Path]:
 
 
 def _differing(found: RunConfig, config: RunConfig) -> list[str]:
-    names = [f.name for f in fields(RunConfig) if f.name not in NEUTRAL]
-    values = [(name, getattr(found, name), getattr(config, name)) for name in names]
-    return [f"{name} {theirs!r}, not {ours!r}" for name, theirs, ours in values if theirs != ours]
+    differing = differences(found, config, but=NEUTRAL)
+    return [f"{name} {theirs!r}, not {ours!r}" for name, (theirs, ours) in differing.items()]
 
 
 def _is_over(folder: Path) -> bool:

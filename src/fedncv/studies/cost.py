@@ -9,7 +9,7 @@ from fedncv.data import DATASETS, load
 from fedncv.engine.choose import Engine, engine_for
 from fedncv.engine.problem import State, build, start
 from fedncv.engine.sequential import one_thread
-from fedncv.studies.study import Cell
+from fedncv.study import Cell
 
 
 class Cost(NamedTuple):

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedncv.results import read_run
-from fedncv.studies.study import Cell, Study
+from fedncv.study import Cell, Study
 
 Run = Callable[[list[Cell]], None]  # runs cells to their end
 

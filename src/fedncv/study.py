@@ -10,14 +10,14 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedncv.config import RunConfig, Settings, from_dict, read_toml
+from fedncv.config import RunConfig, Settings, differences, from_dict, named, read_toml
 
 FILE = "study.toml"
 TUNING = "tuning"  # the folder of the tuning runs, beside the columns
 PARTITION = "partition.json"  # in a column's folder: who holds what, for the report
 
 SEVERAL = {"datasets": str, "methods": str, "seeds": int, "clients": int}  # fields of a study that are lists, of what
-NEUTRAL = ("device", "engine", "data_dir", "checkpoint_every", "probe")  # settings that do not change what a run is
+NEUTRAL = named("machine", "measurement")  # settings that do not change what a run is
 
 
 class Tuning(NamedTuple):
@@ -87,7 +87,7 @@ class Study:
         return [(c, m) for c in self.columns() for m in self.methods if m not in self.lr.get(c, {})]
 
     def check(self) -> None:
-        """ValueError before a folder is made."""
+        """Raise ValueError where the plan is wrong. ``studies.cells.check_study`` checks the names in it too."""
         for name in ("datasets", "seeds"):
             values = getattr(self, name)
             if not values:
@@ -176,11 +176,8 @@ def _several(where: Path, values: dict[str, Any], name: str) -> tuple[Any, ...]:
 
 def extend(old: Study, new: Study, *, where: Path) -> Study:
     """``old`` with the datasets, methods and seeds of ``new`` added; another protocol is refused by field."""
-    differing = [
-        f"{f.name} {getattr(old.settings, f.name)!r} → {getattr(new.settings, f.name)!r}"
-        for f in fields(Settings)
-        if f.name not in ("data", *NEUTRAL) and getattr(old.settings, f.name) != getattr(new.settings, f.name)
-    ]
+    changed = differences(old.settings, new.settings, but=("data", *NEUTRAL))
+    differing = [f"{name} {before!r} → {after!r}" for name, (before, after) in changed.items()]
     if len(old.clients) <= 1 < len(new.clients) or len(new.clients) <= 1 < len(old.clients):
         differing.append(f"clients {list(old.clients)} → {list(new.clients)}")
     if old.variants != new.variants:

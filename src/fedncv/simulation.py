@@ -21,9 +21,9 @@ from fedncv.engine.sequential import one_thread
 from fedncv.flat import Factory
 from fedncv.methods.base import Method
 from fedncv.observatory import at_model
-from fedncv.observatory.probe import find_probe
-from fedncv.results import read_config, read_rows
-from fedncv.tasks import ACCURACY, Task
+from fedncv.probe import find_probe
+from fedncv.results import ACCURACY, read_config, read_rows
+from fedncv.tasks import Task
 
 Row = dict[str, Any]
 OnRound = Callable[[Row], None]

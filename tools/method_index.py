@@ -1,0 +1,94 @@
+"""Write src/fedncv/methods/index.json: what the code says of every method and switch, to be read without torch.
+
+python tools/method_index.py
+"""
+
+import ast
+import inspect
+import json
+import sys
+import textwrap
+from dataclasses import is_dataclass
+
+from fedncv import spec
+from fedncv.catalogue import INDEX, About, Knob
+from fedncv.methods import METHODS, SWITCHES
+
+
+def knobs(config):
+    """The knobs of a Config, with the docstring under each field; none where there is no Config."""
+    if config is None:
+        return []
+    texts = {name: text for each in reversed(config.__mro__[:-1]) for name, text in docstrings(each).items()}
+    defaults, types = config(), spec.knobs(config)
+    found = []
+    for name in types:
+        default = written(getattr(defaults, name))
+        found.append(Knob(name, spec.kind_of(types[name]), default, " ".join(texts.get(name, "").split())))
+    return found
+
+
+def docstrings(config):
+    """Field -> the docstring under it, of one class."""
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(config))).body
+    assert isinstance(tree, ast.ClassDef)
+    pairs = zip(tree.body, tree.body[1:], strict=False)
+    return {
+        field.target.id: text.value.value
+        for field, text in pairs
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
+    }
+
+
+def written(default):
+    """As it is written in a method's name; a part of a chain is on or off."""
+    return "off" if default is None else "on" if is_dataclass(default) else spec.written(default)
+
+
+def formula(made_by):
+    """The docstring of the file that a method or a switch is in."""
+    return (sys.modules[made_by.__module__].__doc__ or "").strip()
+
+
+def buffers(rule):
+    """What becomes of BatchNorm's running statistics, in words."""
+    words = {"averaged": "averaged with the model, or as the study says", "personal": "each client's own"}
+    return words.get(rule if isinstance(rule, str) else "", "mixed by a rule of the method's own")
+
+
+def about(name, entry):
+    method = entry.make()
+    return About(
+        name=name,
+        title=entry.title,
+        summary=entry.summary,
+        reference=entry.reference,
+        form=method.form,
+        knobs=tuple(knobs(entry.config)),
+        reveals=dict(method.reveals),
+        buffers=buffers(method.buffers),
+        formula=formula(entry.make),
+    )
+
+
+def about_switch(name, switch):
+    found = tuple(knobs(switch.config))
+    return About(name, "", switch.summary, "", "", found, {}, "", formula(switch.apply))
+
+
+def index():
+    """The file's text, as the code says now."""
+    entries = {
+        "methods": [about(name, entry) for name, entry in METHODS.items()],
+        "switches": [about_switch(name, switch) for name, switch in SWITCHES.items()],
+    }
+    plain = {
+        what: [each._asdict() | {"knobs": [knob._asdict() for knob in each.knobs]} for each in found]
+        for what, found in entries.items()
+    }
+    return json.dumps(plain, indent=1, ensure_ascii=False) + "\n"
+
+
+if __name__ == "__main__":
+    INDEX.write_text(index(), encoding="utf-8")
+    print(f"wrote {INDEX}")
