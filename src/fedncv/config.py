@@ -80,9 +80,11 @@ class Settings:
     """Precision of the arithmetic."""
     device: str = "cpu"
     """cpu, or cuda where there is one."""
-    engine: Literal["auto", "sequential", "stacked", "processes", "compiled"] = "auto"
-    """Who runs the clients: one after the other, all at once, several processes, or those with compiled layers;
-    auto: the fastest here."""
+    engine: Literal["auto", "sequential", "stacked", "processes"] = "auto"
+    """How clients are run: one after the other, all at once, or in several processes; auto: the fastest here."""
+    layers: Literal["auto", "torch", "compiled"] = "auto"
+    """Layers to train in: torch's own, or compiled for this CPU, equal to rounding; auto: compiled for long runs
+    on a CPU if no engine is named."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,6 +165,8 @@ def _check_type(name: str, value: Any, kind: Any) -> None:
 def from_dict(values: dict[str, Any], *, where: str, base: RunConfig | None = None) -> RunConfig:
     """``base`` with the given fields replaced; an unknown one is refused by name."""
     values = dict(values)
+    if values.get("engine") == "compiled":  # as it was written when compiled layers were an engine
+        values |= {"engine": "auto", "layers": "compiled"}
     names = [field.name for field in fields(RunConfig)]
     for name in values:
         if name not in names:

@@ -14,9 +14,10 @@ from torch import Tensor
 from fedncv.config import CUSTOM, RunConfig, from_dict
 from fedncv.data import Dataset, load, prior_accuracy
 from fedncv.engine import gradients
-from fedncv.engine.choose import Engine, engine_for, engine_of_some, layers
+from fedncv.engine.choose import engine_for
 from fedncv.engine.evaluate import shared_model
 from fedncv.engine.problem import DivergedError, Problem, State, arrivals, build, messages, start
+from fedncv.engine.protocol import Engine
 from fedncv.engine.sequential import one_thread
 from fedncv.flat import Factory
 from fedncv.methods.base import Method
@@ -238,7 +239,7 @@ def advance_together(courses: list[Course], *, on_round: OnRoundIn | None = None
     """
     live, rounds = list(courses), courses[0].problem.config.rounds
     engine = engine_for([course.problem for course in live])
-    for course, each in zip(live, layers(engine), strict=True):
+    for course, each in zip(live, engine.layers, strict=True):
         course.trains_in(each)
     try:
         with one_thread():
@@ -272,7 +273,7 @@ def advance_together(courses: list[Course], *, on_round: OnRoundIn | None = None
 def _without_failed(engine: Engine, courses: list[Course]) -> tuple[Engine, list[Course]]:
     runs = [j for j, course in enumerate(courses) if course.error is None]
     if runs and len(runs) < len(courses):
-        engine = engine_of_some(engine, [course.problem for course in courses], runs)
+        engine = engine.only(runs)
     return engine, [courses[j] for j in runs]
 
 

@@ -147,6 +147,7 @@ MISTAKES = [
         "cannot compare outputs of shape (2, 10) with targets of shape (2,)",
     ),
     (["run", "--method", "fedavg", "fedavg"], "fedavg-seed0 is named twice; give every method and every seed once"),
+    (["run", "--engine", "compiled"], "fedncv: --engine compiled is gone; use --layers compiled (fedncv run"),
     (["run", "--seeds"], "at least one"),
     (["show", "nowhere"], "there is no folder nowhere; fedncv run and fedncv study make one"),
     (["show", "."], "holds no run"),

@@ -84,7 +84,8 @@ class Begin(RunConfig):
     checkpoint_every: Suppress[int] = RunConfig.checkpoint_every
     diverged: Suppress[Literal["stop", "skip"]] = RunConfig.diverged
     device: Suppress[str] = RunConfig.device
-    engine: Suppress[Literal["auto", "sequential", "stacked", "processes", "compiled"]] = RunConfig.engine
+    engine: Suppress[Literal["auto", "sequential", "stacked", "processes"]] = RunConfig.engine
+    layers: Suppress[Literal["auto", "torch", "compiled"]] = RunConfig.layers
     data: Suppress[str] = RunConfig.data
     data_dir: Suppress[str] = RunConfig.data_dir
     partition: Suppress[str] = RunConfig.partition

@@ -29,6 +29,7 @@ NOT_HERE = {  # settings of a simulation -> why they mean nothing between real m
     "diverged": "a reply that is not finite is left out and counted, always",
     "device": "federations train on cpu so far",
     "engine": "every client trains by itself, as in the sequential engine",
+    "layers": "every client trains in torch's layers",
 }
 
 

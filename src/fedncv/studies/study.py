@@ -17,7 +17,8 @@ TUNING = "tuning"  # the folder of the tuning runs, beside the columns
 PARTITION = "partition.json"  # in a column's folder: who holds what, for the report
 
 SEVERAL = {"datasets": str, "methods": str, "seeds": int, "clients": int}  # fields of a study that are lists, of what
-NEUTRAL = ("device", "engine", "data_dir", "checkpoint_every", "probe")  # settings that do not change what a run is
+# settings that do not change what a run is
+NEUTRAL = ("device", "engine", "layers", "data_dir", "checkpoint_every", "probe")
 
 
 class Tuning(NamedTuple):
