@@ -1,6 +1,6 @@
 """Peak memory of a command and everything it starts, and how long it took to get going.
 
-    python bench/memory.py fedncv run --data cifar10 --data-dir DIR --rounds 2 --engine compiled
+    python bench/memory.py fedncv run --data cifar10 --data-dir DIR --rounds 2 --layers compiled
 
 Ten times a second the proportional set sizes (PSS, /proc/PID/smaps_rollup) of the command and all its descendants are
 added up. PSS divides a page among the processes that share it, so the sum counts every page once. Linux only.

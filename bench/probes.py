@@ -29,10 +29,11 @@ from torch import Tensor, nn
 
 from fedncv.data import load
 from fedncv.engine import layer_gradients
-from fedncv.engine.choose import Engine, engine_for
+from fedncv.engine.choose import engine_for
 from fedncv.engine.gradients import Inputs, Standing, chunk_bytes, chunks, of_layers, of_samples
 from fedncv.engine.layer_gradients import Listening, Outer, Sums
 from fedncv.engine.problem import Problem, State, start
+from fedncv.engine.protocol import Engine
 from fedncv.engine.resident import Resident
 from fedncv.observatory import at_model
 
@@ -40,7 +41,8 @@ from fedncv.observatory import at_model
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--engine", default="auto", help="compiled: layers compiled for the CPU")
+    parser.add_argument("--engine", default="auto")
+    parser.add_argument("--layers", default="auto", help="compiled: layers compiled for the CPU")
     parser.add_argument("--data", default="", help="a dataset, such as cifar10; empty: pixels are drawn")
     parser.add_argument("--method", default="fedavg")
     parser.add_argument("--seeds", type=int, default=5)
@@ -57,7 +59,7 @@ def main() -> None:
         intervals(problems(1)[0].clients.sizes.astype(float))
         return
     data = load(arguments.data) if arguments.data else images(arguments.samples)
-    settings = {name: getattr(arguments, name) for name in ("method", "device", "engine", "clients")}
+    settings = {name: getattr(arguments, name) for name in ("method", "device", "engine", "layers", "clients")}
     made = problems(arguments.seeds, data=data, rounds=arguments.rounds, **settings)
     print(f"{machine()}; {arguments.data or 'drawn pixels'}, {arguments.method}", flush=True)
     if arguments.ways:

@@ -195,3 +195,18 @@ def test_schedules_are_their_formulas():
 def test_a_value_of_the_wrong_type_is_named_with_its_file():
     with pytest.raises(ValueError, match=r"^mine\.toml: lr must be float, not 'x'$"):
         from_dict({"lr": "x"}, where="mine.toml")
+
+
+def test_compiled_layers_that_were_an_engine_are_read_as_layers(tmp_path):
+    path = tmp_path / "config.toml"
+    old = write_toml(RunConfig(seed=3)).replace('layers = "auto"\n', "")
+    path.write_text(old.replace('engine = "auto"', 'engine = "compiled"'))
+    assert from_dict(read_toml(path), where=str(path)) == RunConfig(seed=3, engine="auto", layers="compiled")
+    path.write_text(old)
+    assert from_dict(read_toml(path), where=str(path)) == RunConfig(seed=3)
+
+
+@pytest.mark.parametrize("name", ["engine", "layers"])
+def test_an_engine_and_layers_that_do_not_exist_are_refused(name):
+    with pytest.raises(ValueError, match=f"{name} must be one of auto, .*, not 'fast'"):
+        replace(RunConfig(), **{name: "fast"}).check()

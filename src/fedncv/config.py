@@ -109,11 +109,15 @@ class Settings:
     """Precision of the arithmetic."""
     device: str = setting("cpu", "machine", simulation_only="federations train on cpu so far")
     """cpu, or cuda where there is one."""
-    engine: Literal["auto", "sequential", "stacked", "processes", "compiled"] = setting(
+    engine: Literal["auto", "sequential", "stacked", "processes"] = setting(
         "auto", "machine", simulation_only="every client trains by itself, as in the sequential engine"
     )
-    """Who runs the clients: one after the other, all at once, several processes, or those with compiled layers;
-    auto: the fastest here."""
+    """How clients are run: one after the other, all at once, or in several processes; auto: the fastest here."""
+    layers: Literal["auto", "torch", "compiled"] = setting(
+        "auto", "machine", simulation_only="every client trains in torch's layers"
+    )
+    """Layers to train in: torch's own, or compiled for this CPU, equal to rounding; auto: compiled for long runs
+    on a CPU if no engine is named."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,6 +211,8 @@ def _check_type(name: str, value: Any, kind: Any) -> None:
 def from_dict(values: dict[str, Any], *, where: str, base: RunConfig | None = None) -> RunConfig:
     """``base`` with the given fields replaced; an unknown one is refused by name."""
     values = dict(values)
+    if values.get("engine") == "compiled":  # as it was written when compiled layers were an engine
+        values |= {"engine": "auto", "layers": "compiled"}
     names = [f.name for f in fields(RunConfig)]
     for name in values:
         if name not in names:

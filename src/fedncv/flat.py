@@ -179,9 +179,6 @@ class Model:
         other._take(module)
         return other
 
-    def holds(self, kind: type[nn.Module]) -> bool:
-        return any(isinstance(part, kind) for part in self._module.modules())
-
     def same_buffers(self, other: "Model") -> bool:
         """Whether both hold the same numbers beside their parameters; a module may draw some from its seed."""
         pairs = zip(self._module.buffers(), other._module.buffers(), strict=True)

@@ -3,12 +3,10 @@
 >>> fedncv.simulate(method="fedavg", on_round=fedncv.tensorboard.writer("events/fedavg"))  # doctest: +SKIP
 """
 
-from collections.abc import Callable
 from pathlib import Path
 
-from fedncv.config import RunConfig
-from fedncv.simulation import OnRound, Row
-from fedncv.studies.cells import Watch
+from fedncv.runner import Row, Watch
+from fedncv.simulation import OnRound
 
 
 def writer(folder: str | Path) -> OnRound:
@@ -28,14 +26,14 @@ def writer(folder: str | Path) -> OnRound:
     return on_round
 
 
-def beside(watch: Watch, folders: dict[RunConfig, Path]) -> Watch:
+def beside(watch: Watch) -> Watch:
     """``watch`` that also writes the events of each run into its folder."""
-    writers: dict[RunConfig, Callable[[Row], None]] = {}
+    writers: dict[Path, OnRound] = {}
 
-    def row(config: RunConfig, values: Row) -> None:
-        if config not in writers:
-            writers[config] = writer(folders[config] / "tensorboard")
-        writers[config](values)
-        watch.row(config, values)
+    def row(folder: Path, values: Row) -> None:
+        if folder not in writers:
+            writers[folder] = writer(folder / "tensorboard")
+        writers[folder](values)
+        watch.row(folder, values)
 
     return watch._replace(row=row)

@@ -17,8 +17,12 @@ from fedncv.cli import COMMANDS, main
 from fedncv.cli.progress import bar
 from fedncv.cli.run import folder_name
 from fedncv.config import CUSTOM, RunConfig
+from fedncv.engine.choose import engine_for
+from fedncv.engine.problem import DivergedError
+from fedncv.engine.sequential import SequentialEngine
 from fedncv.recipes import RECIPES
 from fedncv.results import CONFIG, METRICS, read_rows, read_run
+from fedncv.simulation import resume
 from fedncv.study import FILE
 
 QUICK = ["--model", "mlp", "--clients", "5", "--per-round", "2", "--rounds", "3", "--epochs", "1"]
@@ -147,6 +151,8 @@ MISTAKES = [
         "cannot compare outputs of shape (2, 10) with targets of shape (2,)",
     ),
     (["run", "--method", "fedavg", "fedavg"], "fedavg-seed0 is named twice; give every method and every seed once"),
+    (["run", "--engine", "compiled"], "fedncv: --engine compiled is gone; use --layers compiled (fedncv run"),
+    (["run", "--engine", "stacked", "--layers", "compiled"], "layers=compiled is for the CPU, not for engine=stacked"),
     (["run", "--seeds"], "at least one"),
     (["show", "nowhere"], "there is no folder nowhere; fedncv run and fedncv study make one"),
     (["show", "."], "holds no run"),
@@ -320,6 +326,55 @@ def test_a_run_whose_rows_were_changed_is_no_success_and_loses_nothing(tmp_path,
     assert main(["resume", str(tmp_path)]) == 2
     assert f"{path} was changed, or has lost rows" in capsys.readouterr().err
     assert path.read_bytes() == changed
+
+
+def test_several_seeds_share_an_engine_and_have_the_bytes_of_single_runs(tmp_path, monkeypatch):
+    """One engine a method; and a folder of runs that stand at other rounds is resumed to the same bytes."""
+    command, methods = ["run", *QUICK, "--eval-every", "1"], ("fedavg", "fedper")
+    engines = []
+
+    def noted(problems):
+        engines.append([problem.config.seed for problem in problems])
+        return engine_for(problems)
+
+    monkeypatch.setattr("fedncv.runner.engine_for", noted)
+    assert main([*command, "--method", *methods, "--seeds", "0", "1", "2", "--out", str(tmp_path / "all")]) == 0
+    assert engines == [[0, 1, 2], [0, 1, 2]]
+    for seed in range(3):
+        assert main([*command, "--method", *methods, "--seeds", str(seed), "--out", str(tmp_path / "one")]) == 0
+    names = [f"{method}-seed{seed}" for method in methods for seed in range(3)]
+    alone = {name: (tmp_path / "one" / name / METRICS).read_bytes() for name in names}
+    assert {name: (tmp_path / "all" / name / METRICS).read_bytes() for name in names} == alone
+
+    def stop(row):
+        if row["round"] == 1:
+            raise KeyboardInterrupt
+
+    for name in names[1:]:  # the first one is finished, of the others one stands at round 1
+        store.create(tmp_path / "all" / name, read_run(tmp_path / "one" / name).config, overwrite=True)
+    with pytest.raises(KeyboardInterrupt):
+        resume(tmp_path / "all" / names[1], on_round=stop)
+    engines.clear()
+    assert main(["resume", str(tmp_path / "all")]) == 0
+    assert engines == [[2], [1], [0, 1, 2]]
+    assert {name: (tmp_path / "all" / name / METRICS).read_bytes() for name in names} == alone
+    engines.clear()
+    assert main(["resume", str(tmp_path / "all")]) == 0
+    assert engines == []
+
+
+def test_a_run_that_diverges_among_its_seeds_stops_none_of_them(tmp_path, capsys, monkeypatch):
+    def diverges(engine, states):
+        settled = run_rounds(engine, states)
+        seeds = [problem.config.seed for problem in engine.problems]
+        return [DivergedError("it diverged") if seed == 1 else each for seed, each in zip(seeds, settled, strict=True)]
+
+    run_rounds = SequentialEngine.run_rounds
+    monkeypatch.setattr(SequentialEngine, "run_rounds", diverges)
+    assert main(["run", *QUICK, "--seeds", "0", "1", "2", "--out", str(tmp_path)]) == 2
+    folders = [tmp_path / f"fedavg-seed{seed}" for seed in range(3)]
+    assert [read_run(folder).status for folder in folders] == ["finished", "failed", "finished"]
+    assert capsys.readouterr().err == f"fedncv: {folders[1]}: it diverged\n"
 
 
 def begin(out, *, rounds=120):

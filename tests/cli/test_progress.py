@@ -12,9 +12,8 @@ from types import SimpleNamespace
 import pytest
 
 from fedncv import simulate, store
-from fedncv.cli import grid, progress
-from fedncv.cli.grid import Grid
-from fedncv.cli.progress import Log, Plain, start_line
+from fedncv.cli import progress
+from fedncv.cli.progress import Log, RunProgress, start_line, unfinished
 from fedncv.config import RunConfig
 from fedncv.results import STATE
 
@@ -31,7 +30,6 @@ class Clock:
 def clock(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(progress, "time", clock)
-    monkeypatch.setattr(grid, "time", clock)
     monkeypatch.setattr(progress, "num_cores", lambda: 8)
     return clock
 
@@ -52,69 +50,93 @@ def test_the_first_line_says_how_much_is_to_do_and_on_what(clock, monkeypatch):
     assert start_line(5, []) == "5 runs, nothing to do"
 
 
-def test_runs_one_by_one_have_a_line_for_a_measurement_and_after_ten_seconds(clock, said):
+@pytest.fixture
+def shown(tmp_path):
+    """Progress of some of so many runs with these settings: its watch, and the folders of all runs."""
+
+    def make(total, left, **settings):
+        folders = [tmp_path / str(seed) for seed in range(total)]
+        for seed, folder in enumerate(folders):
+            store.create(folder, RunConfig(seed=seed, **settings))
+        return RunProgress("run", folders, folders[:left]).watch, folders
+
+    return make
+
+
+def test_a_run_alone_has_a_line_for_a_measurement_and_after_ten_seconds(clock, said, shown):
     """Five rounds in 10 s; 15 of the 20 rounds of two runs are left, at 2 s each."""
-    plain = Plain(20, "")
-    plain.begin("[1/2] fedavg seed 0", 10)
-    plain.row({"round": 0, "before": 0.1})
+    watch, (folder, _) = shown(2, 2, rounds=10)
+    watch.begin([folder], [0])
+    watch.row(folder, {"round": 0, "before": 0.1})
     for t in range(1, 6):
         clock.now = 2.0 * t
-        plain.row({"round": t})
+        watch.row(folder, {"round": t})
     clock.now = 12.0
-    plain.row({"round": 6, "before": 0.5, "after": 0.625})
+    watch.row(folder, {"round": 6, "before": 0.5, "after": 0.625})
     assert said() == [
-        "[1/2] fedavg seed 0  round 0/10  before 0.100",
-        "[1/2] fedavg seed 0  round 5/10  30.0 rounds/min  30 s left",
-        "[1/2] fedavg seed 0  round 6/10  before 0.500  after 0.625  30.0 rounds/min  28 s left",
+        "run 0/2  digits  fedavg lr 0.01 seed 0  begins at round 0/10",
+        "run 0/2  digits  fedavg lr 0.01 seed 0  round 0/10  before 0.100",
+        "run 0/2  digits  fedavg lr 0.01 seed 0  round 5/10  before 0.100  30.0 rounds/min  30 s left",
+        "run 0/2  digits  fedavg lr 0.01 seed 0  round 6/10  before 0.500  after 0.625  30.0 rounds/min  28 s left",
     ]
 
 
-def test_rounds_of_an_earlier_sitting_are_not_in_the_rate(clock, said):
-    plain = Plain(3, "")
-    plain.begin("a", 10)  # finished long ago: it has no rows
-    plain.begin("b", 10)
+def test_rounds_of_an_earlier_sitting_are_not_in_the_rate(clock, said, shown):
+    """One of two was finished long ago, the other one stood at round 7."""
+    watch, (folder, _) = shown(2, 1, rounds=10)
+    watch.begin([folder], [7])
     clock.now = 10.0
-    plain.row({"round": 8})  # it stood at 7
-    assert said() == ["b  round 8/10  6.0 rounds/min  20 s left"]
+    watch.row(folder, {"round": 8})
+    assert said()[1:] == ["run 1/2  digits  fedavg lr 0.01 seed 0  round 8/10  6.0 rounds/min  20 s left"]
 
 
-def test_rounds_that_are_left_are_those_behind_the_checkpoints(tmp_path):
+def test_runs_that_are_left_are_those_without_a_checkpoint_of_the_last_round(tmp_path):
     config = RunConfig(model="mlp", clients=5, per_round=2, epochs=1, rounds=2)
     simulate(config=config, out=tmp_path / "finished")
     store.create(tmp_path / "new", config)
-    configs = {tmp_path / name: config for name in ("finished", "new")}
-    assert progress._log_of(configs)._total == 2
+    folders = [tmp_path / name for name in ("finished", "new")]
+    assert unfinished(folders) == folders[1:]
     (tmp_path / "finished" / STATE).unlink()  # it will begin anew
-    assert progress._log_of(configs)._total == 4
+    assert unfinished(folders) == folders
 
 
-def test_a_run_that_diverged_has_no_part_in_the_score_of_its_group(clock, said):
-    configs = [RunConfig(rounds=1, seed=seed) for seed in range(2)]
-    watch = Grid("run", 2, configs).watch
-    watch.begin(configs, [0, 0])
-    for config in configs:
-        watch.row(config, {"round": 0, "before": 0.1})
-    clock.now = 1.0
-    watch.row(configs[1], {"round": 1, "before": 0.9, "after": 0.9})
-    watch.end(configs)
-    assert said()[-1].startswith("run 2/2  digits  fedavg 2 runs  ended  before 0.900  after 0.900  ")
-
-
-def test_a_grid_says_what_it_has_reached_and_one_line_for_a_group_that_ends(clock, said):
-    """Two of four runs together, 4 rounds each: after round 2 of both a quarter is done, after 10 s 30 s are left."""
-    configs = [RunConfig(rounds=4, seed=seed) for seed in range(4)]
-    watch = Grid("run", 5, configs).watch
-    watch.begin(configs[:2], [0, 0])
-    for config in configs[:2]:
-        watch.row(config, {"round": 0, "before": 0.1})
-        watch.row(config, {"round": 1})
-    watch.row(configs[0], {"round": 2, "before": 0.25})
+def test_a_run_whose_last_row_is_newer_than_its_checkpoint_is_shown_too(clock, said, shown):
+    watch, (folder,) = shown(1, 0, rounds=4)
+    watch.begin([folder], [3])
     clock.now = 10.0
-    watch.row(configs[1], {"round": 2, "before": 0.5})
-    for config, score in zip(configs[:2], (0.5, 0.75), strict=True):
-        watch.row(config, {"round": 3})
-        watch.row(config, {"round": 4, "before": score, "after": 1.0})
-    watch.end(configs[:2])
+    watch.row(folder, {"round": 4})
+    assert said()[-1] == "run 1/1  digits  fedavg lr 0.01 seed 0  round 4/4  6.0 rounds/min  0 s left"
+
+
+def test_a_run_that_diverged_has_no_part_in_the_score_of_its_group(clock, said, shown):
+    watch, folders = shown(2, 2, rounds=1)
+    watch.begin(folders, [0, 0])
+    for folder in folders:
+        watch.row(folder, {"round": 0, "before": 0.1})
+    clock.now = 1.0
+    watch.row(folders[1], {"round": 1, "before": 0.9, "after": 0.9})
+    watch.fail(folders[0], "it diverged")
+    watch.end(folders)
+    assert said()[-2:] == [
+        f"fedncv: {folders[0]}: it diverged",
+        "run 2/2  digits  fedavg 2 runs  ended  before 0.900  after 0.900  60.0 rounds/min  0 s left",
+    ]
+
+
+def test_a_group_says_what_it_has_reached_and_one_line_for_its_end(clock, said, shown):
+    """Two of four runs together, 4 rounds each: after round 2 of both a quarter is done, after 10 s 30 s are left."""
+    watch, folders = shown(5, 4, rounds=4)
+    watch.begin(folders[:2], [0, 0])
+    for folder in folders[:2]:
+        watch.row(folder, {"round": 0, "before": 0.1})
+        watch.row(folder, {"round": 1})
+    watch.row(folders[0], {"round": 2, "before": 0.25})
+    clock.now = 10.0
+    watch.row(folders[1], {"round": 2, "before": 0.5})
+    for folder, score in zip(folders[:2], (0.5, 0.75), strict=True):
+        watch.row(folder, {"round": 3})
+        watch.row(folder, {"round": 4, "before": score, "after": 1.0})
+    watch.end(folders[:2])
     assert said() == [
         "run 1/5  digits  fedavg 2 runs  begins at round 0/4",
         "run 1/5  digits  fedavg lr 0.01 seed 1  round 2/4  before 0.500  24.0 rounds/min  30 s left",
@@ -122,27 +144,35 @@ def test_a_grid_says_what_it_has_reached_and_one_line_for_a_group_that_ends(cloc
     ]
 
 
-def test_a_run_that_diverged_is_no_work_that_is_left(clock, said):
+def test_a_run_that_diverged_is_no_work_that_is_left(clock, said, shown):
     """One of two diverges after a round of four; the other one needs 10 s, and then nothing is left."""
-    configs = [RunConfig(rounds=4, seed=seed) for seed in range(2)]
-    watch = Grid("run", 2, configs).watch
-    watch.begin(configs, [0, 0])
-    watch.row(configs[0], {"round": 1})
+    watch, folders = shown(2, 2, rounds=4)
+    watch.begin(folders, [0, 0])
+    watch.row(folders[0], {"round": 1})
     for t in range(1, 5):
-        watch.row(configs[1], {"round": t})
+        watch.row(folders[1], {"round": t})
     clock.now = 10.0
-    watch.end(configs)
+    watch.fail(folders[0], "it diverged")
+    watch.end(folders)
     assert said()[-1] == "run 2/2  digits  fedavg 2 runs  ended  30.0 rounds/min  0 s left"
 
 
-def test_a_resumed_run_has_less_left(clock, said):
+def test_a_resumed_run_has_less_left(clock, said, shown):
     """From round 3 of 4: one round in 10 s, and three quarters were done before."""
-    configs = [RunConfig(rounds=4, seed=seed) for seed in range(2)]
-    watch = Grid("run", 2, configs).watch
-    watch.begin(configs[:1], [3])
+    watch, folders = shown(2, 2, rounds=4)
+    watch.begin(folders[:1], [3])
     clock.now = 10.0
-    watch.row(configs[0], {"round": 4})
+    watch.row(folders[0], {"round": 4})
     assert said()[-1] == "run 1/2  digits  fedavg lr 0.01 seed 0  round 4/4  6.0 rounds/min  40 s left"
+
+
+def test_a_dataset_of_ones_own_has_a_time_left_as_well(clock, said, shown):
+    watch, folders = shown(1, 1, rounds=4, data="folder:path=pictures")
+    watch.begin(folders, [0])
+    clock.now = 10.0
+    for t in (1, 2):
+        watch.row(folders[0], {"round": t})
+    assert said()[-1].endswith("round 1/4  6.0 rounds/min  30 s left")
 
 
 def test_a_log_says_that_it_is_at_work_where_nothing_happens(monkeypatch, said):
@@ -160,14 +190,15 @@ def test_a_log_says_that_it_is_at_work_where_nothing_happens(monkeypatch, said):
     assert said() == []
 
 
-def test_a_bar_needs_no_log(monkeypatch, said):
+def test_a_bar_needs_no_log(monkeypatch, said, tmp_path):
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    made = Grid("run", 1, [RunConfig(rounds=1)])
+    store.create(tmp_path / "a", RunConfig(rounds=1))
+    made = RunProgress("run", [tmp_path / "a"], [tmp_path / "a"])
     monkeypatch.setattr(made, "_bar", SimpleNamespace(disable=False, update=lambda *_, **__: None))
     watch = made.watch
-    watch.begin([RunConfig(rounds=1)], [0])
-    watch.row(RunConfig(rounds=1), {"round": 1, "before": 0.5})
-    watch.end([RunConfig(rounds=1)])
+    watch.begin([tmp_path / "a"], [0])
+    watch.row(tmp_path / "a", {"round": 1, "before": 0.5})
+    watch.end([tmp_path / "a"])
     assert said() == []
 
 

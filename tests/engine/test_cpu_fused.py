@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,14 +17,14 @@ from torch.testing import assert_close
 from fedncv.config import RunConfig
 from fedncv.data import Dataset
 from fedncv.engine import cpu_library, gradients
-from fedncv.engine.choose import SequentialEngine, engine_for
-from fedncv.engine.cpu_fused import FusedConv, fuse, fused, lanes
+from fedncv.engine.choose import decide, engine_for
+from fedncv.engine.cpu_fused import CannotCompileError, FusedConv, fuse, fused, lanes
 from fedncv.engine.cpu_library import library
 from fedncv.engine.problem import build, start
 from fedncv.engine.processes import ProcessesEngine, can_fork
-from fedncv.engine.sequential import run_round
+from fedncv.engine.sequential import SequentialEngine, run_round
 from fedncv.methods import METHODS
-from fedncv.models import LeNet5
+from fedncv.models import LeNet5, find_model
 from fedncv.simulation import resume, simulate
 
 needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler here")
@@ -203,7 +204,7 @@ def study(method="fedavg", *, model=LeNet5, seed=0, **settings):
 
 
 def has_compiled(problem):
-    return problem.model.holds(FusedConv)
+    return any(isinstance(part, FusedConv) for part in problem.model._module.modules())
 
 
 @needs_compiler
@@ -256,7 +257,8 @@ def test_probes_of_a_compiled_model_come_from_layers_with_the_bits_of_the_plain_
 def test_a_module_that_uses_its_layers_in_another_way_keeps_torchs():
     problem = study(model=Inside)
     assert fuse(copy.deepcopy(problem.model._module)) == 1
-    assert fused(problem) is problem
+    with pytest.raises(CannotCompileError, match="uses its layers in another way"):
+        fused(problem)
 
 
 @needs_compiler
@@ -285,16 +287,35 @@ def test_auto_takes_compiled_layers_for_much_work_alone_as_in_company(monkeypatc
 
 
 @needs_compiler
-def test_by_name_compiled_layers_run_in_one_process_or_several_and_others_never_do(monkeypatch):
-    problem = study(engine="compiled")
-    assert isinstance(engine_for([problem]), SequentialEngine)
+def test_a_named_engine_keeps_torchs_layers_unless_compiled_ones_are_asked_for(monkeypatch):
+    assert isinstance(engine_for([study(layers="compiled")]), SequentialEngine)
     monkeypatch.setattr("fedncv.engine.choose.WORTH_FORKING", 0.0)
     monkeypatch.setattr("fedncv.engine.choose.num_cores", lambda: 2)
-    for name in ("compiled", "processes", "sequential") if can_fork() else ("compiled", "sequential"):
-        engine = engine_for([study(engine=name)])
-        assert has_compiled(engine.problems[0]) == (name == "compiled")
-        assert isinstance(engine, SequentialEngine) == (name == "sequential" or not can_fork())
-        engine.close()
+    for name in ("auto", "processes", "sequential") if can_fork() else ("auto", "sequential"):
+        for layers in ("auto", "torch", "compiled"):
+            engine = engine_for([study(engine=name, layers=layers)])
+            compiled = layers == "compiled" or (layers, name) == ("auto", "auto")
+            assert has_compiled(engine.problems[0]) == compiled
+            assert engine.layers == ["compiled" if compiled else "torch's"]
+            assert isinstance(engine, SequentialEngine) == (name == "sequential" or not can_fork())
+            engine.close()
+
+
+def test_compiled_layers_are_refused_for_a_stack_and_a_model_without_a_place_for_them_says_so(capsys):
+    with pytest.raises(ValueError, match="layers=compiled is for the CPU, not for engine=stacked; use layers=auto"):
+        decide([study(engine="stacked", layers="compiled")])
+    for layers in ("auto", "compiled"):
+        (name,) = engine_for([study(model=find_model("mlp"), layers=layers)]).layers
+        assert name == "torch's"
+        said = capsys.readouterr().err
+        expected = "layers=compiled: the model has no convolution with BatchNorm, ReLU and a 2x2 maximum after it; "
+        assert said.startswith(expected) if layers == "compiled" else not said
+
+
+def test_on_a_gpu_compiled_layers_are_refused():
+    problem = study(layers="compiled")._replace(model=SimpleNamespace(start_P=SimpleNamespace(is_cuda=True)))
+    with pytest.raises(ValueError, match="layers=compiled is for the CPU, not for a GPU"):
+        decide([problem])
 
 
 @needs_compiler
@@ -306,7 +327,7 @@ def test_a_run_that_goes_on_in_other_layers_says_so_and_its_clocks_know_which(tm
             raise KeyboardInterrupt
 
     given = {"data": study().dataset, "model": LeNet5}
-    settings = {"clients": 3, "per_round": 2, "rounds": 3, "epochs": 1, "engine": "compiled"}
+    settings = {"clients": 3, "per_round": 2, "rounds": 3, "epochs": 1, "layers": "compiled"}
     with pytest.raises(KeyboardInterrupt):
         simulate(**given, **settings, out=tmp_path / "run", on_round=stop)
     assert not capsys.readouterr().err
@@ -335,9 +356,12 @@ def fresh(tmp_path, monkeypatch):
 def test_without_a_compiler_one_line_says_so_and_torchs_layers_run(fresh, monkeypatch, capsys):
     monkeypatch.setattr(cpu_library.shutil, "which", lambda _: None)
     monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr("fedncv.engine.choose.WORTH_FORKING", 0.0)
+    monkeypatch.setattr("fedncv.engine.choose.num_cores", lambda: 1)
     problem = study()
-    assert fused(problem) is problem
-    assert fused(problem) is problem
+    for _ in range(2):
+        assert decide([problem]).compiled == [True]
+        assert engine_for([problem]).problems == [problem]
     assert capsys.readouterr().err == (
         "compiled kernels: no C compiler (cc, gcc, clang) was found; torch's own are used instead\n"
     )

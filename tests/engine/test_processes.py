@@ -10,10 +10,11 @@ import torch
 from federations import FULL_FEDNCV, Tiny, everyone, tiny
 
 from fedncv.engine import evaluate, processes
-from fedncv.engine.choose import SequentialEngine, engine_for
+from fedncv.engine.choose import engine_for
+from fedncv.engine.gradients import of_run
 from fedncv.engine.problem import DivergedError, start
 from fedncv.engine.processes import ProcessesEngine, WorkerError, can_fork
-from fedncv.engine.sequential import run_round
+from fedncv.engine.sequential import SequentialEngine, run_round
 from fedncv.simulation import simulate, simulate_many
 from fedncv.tree import leaves
 
@@ -44,6 +45,27 @@ def test_rounds_and_scores_have_the_bits_of_the_sequential_engine(name):
             same(states[j], expected[j])
         assert engine.before(states) == [evaluate.before(p, s) for p, s in zip(problems, expected, strict=True)]
         assert engine.after(states) == [evaluate.after(p, s) for p, s in zip(problems, expected, strict=True)]
+
+
+@pytest.mark.parametrize("kind", [ProcessesEngine, SequentialEngine])
+def test_some_runs_go_on_with_the_engine_of_all(kind):
+    """Also with the same workers; the engine of all can still be used."""
+    problems = [tiny("scaffold", seed=seed, **HARD) for seed in range(3)]
+    engine = kind(problems)
+    try:
+        states = [state for state, _ in engine.run_rounds([start(problem) for problem in problems])]
+        some, mine = engine.only([2, 0]).only([1]), [states[0]]
+        ((state, row),) = some.run_rounds(mine)
+        same((state, row), run_round(problems[0], states[0]))
+        assert some.before(mine) == [evaluate.before(problems[0], states[0])]
+        assert some.after(mine) == [evaluate.after(problems[0], states[0])]
+        same(tuple(some.gradients(mine)), (of_run(problems[0], states[0]),))
+        assert some.layers == ["torch's"]
+        assert engine.before(states) == [evaluate.before(p, s) for p, s in zip(problems, states, strict=True)]
+        if kind is ProcessesEngine:
+            assert some.pids == engine.pids
+    finally:
+        engine.close()
 
 
 class Fatal(Tiny):

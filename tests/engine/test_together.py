@@ -14,7 +14,7 @@ from fedncv.engine.problem import DivergedError, start
 from fedncv.engine.sequential import run_round
 from fedncv.engine.stacked import StackedEngine
 from fedncv.methods import METHODS
-from fedncv.simulation import Course, advance_together
+from fedncv.runner import LiveRun, train
 from fedncv.tasks import TASKS
 from fedncv.tree import leaves
 
@@ -95,12 +95,12 @@ def test_a_score_that_is_not_finite_stops_its_own_run_only(engine):
         score=lambda logits, _: torch.where(logits.abs().amax(-1) > 1e3, math.inf, 1.0).double()
     )
     made = [tiny("fedavg", lr=lr, rounds=2, engine=engine)._replace(task=task) for lr in (0.1, 1e5)]
-    courses, seen = [Course(problem, start(problem)) for problem in made], []
+    live, seen = [LiveRun(problem, start(problem)) for problem in made], []
     with pytest.raises(DivergedError, match="scores inf"):
-        advance_together(courses, on_round=lambda course, row: seen.append((course.problem.config.lr, row["round"])))
-    assert [course.state.round for course in courses] == [2, 1]
+        train(live, on_round=lambda run, row: seen.append((run.problem.config.lr, row["round"])))
+    assert [run.state.round for run in live] == [2, 1]
     assert seen == [(0.1, 0), (1e5, 0), (0.1, 1), (1e5, 1), (0.1, 2)]
-    assert courses[0].rows[-1]["after"] == 1.0
+    assert live[0].rows[-1]["after"] == 1.0
 
 
 class RandomFeatures(nn.Module):

@@ -16,12 +16,12 @@ from safetensors.torch import load_file
 
 from fedncv.cli import main
 from fedncv.engine.problem import build
+from fedncv.export import export
 from fedncv.flower import server
 from fedncv.flower.rules import Rules
 from fedncv.flower.wire import ARRAYS, ASK, STYPE
 from fedncv.methods import METHODS, find_method
 from fedncv.results import read_rows
-from fedncv.simulation import export
 
 ROUNDS = 3
 

@@ -9,6 +9,7 @@ from torch.testing import assert_close
 
 from fedncv.engine.local import train as train_client
 from fedncv.engine.problem import arrivals, start
+from fedncv.engine.round import wire_bytes
 
 
 def test_a_round_by_hand():
@@ -35,8 +36,9 @@ def test_the_head_never_leaves():
     trained = train_client(problem, 1, arrival)
     assert trained.up._fields == ("delta_Q",)
     assert torch.equal(trained.up.delta_Q, arrival.down.body_Q - trained.y_P[layout.body])
-    assert trained.sent_bytes == 8 * (layout.body.stop + problem.model.start_R.numel())
-    assert arrival.received_bytes == trained.sent_bytes
+    sent_bytes = wire_bytes(problem, trained.up, trained.buffers_R)
+    assert sent_bytes == 8 * (layout.body.stop + problem.model.start_R.numel())
+    assert wire_bytes(problem, arrival.down, arrival.buffers_R) == sent_bytes
 
 
 def test_a_newcomer_has_the_initial_head():

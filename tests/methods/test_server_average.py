@@ -14,11 +14,11 @@ from fedncv.engine.processes import ProcessesEngine
 from fedncv.engine.round import Draw
 from fedncv.engine.sequential import run_round
 from fedncv.engine.stacked_scores import ScoringEngine
+from fedncv.export import export
 from fedncv.methods import find_method
 from fedncv.methods.base import Replies, ServerAsk, weighted_sum
 from fedncv.methods.switches.server_average import averaged_statistics
 from fedncv.methods.switches.server_momentum import with_momentum
-from fedncv.simulation import export
 from fedncv.tasks import TASKS
 
 SHARE = 0.5

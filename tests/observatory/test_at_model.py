@@ -12,10 +12,10 @@ from torch.testing import assert_close
 from fedncv.config import RunConfig
 from fedncv.data import Clients, Dataset
 from fedncv.engine import choose, gradients
-from fedncv.engine.choose import SequentialEngine
 from fedncv.engine.gradients import Gradients
 from fedncv.engine.problem import arrivals, build, start
 from fedncv.engine.processes import ProcessesEngine
+from fedncv.engine.sequential import SequentialEngine
 from fedncv.engine.stacked_scores import ScoringEngine
 from fedncv.methods.base import Batch
 from fedncv.observatory import at_model

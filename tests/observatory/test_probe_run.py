@@ -20,7 +20,7 @@ from fedncv.probe import Probe, find_probe
 from fedncv.report.gather import gather
 from fedncv.report.series import VARIANCE
 from fedncv.results import read_rows
-from fedncv.simulation import Course, advance_together
+from fedncv.runner import LiveRun, train
 from fedncv.study import Tuning, extend
 from fedncv.tree import leaves
 
@@ -43,9 +43,9 @@ def run(method, **config):
         tiny(method, sizes=(20, 1, 9, 18), per_round=3, rounds=3, dropout=0.2, eval_every=1, seed=seed, **config)
         for seed in (0, 1)
     ]
-    courses = [Course(problem, start(problem)) for problem in problems]
-    advance_together(courses)
-    return courses
+    runs = [LiveRun(problem, start(problem)) for problem in problems]
+    train(runs)
+    return runs
 
 
 @pytest.mark.parametrize("engine", ["sequential", "processes", "stacked"])

@@ -5,8 +5,9 @@ import pytest
 from fedncv import store
 from fedncv.config import RunConfig
 from fedncv.results import read_run
+from fedncv.runner import Watch, alike, reasons, run_folders
 from fedncv.simulation import resume
-from fedncv.studies.cells import Watch, alike, failures, prepare, run_cells
+from fedncv.studies.cells import failures, prepare
 from fedncv.study import Cell, folder_name
 
 CONFIG = RunConfig(model="mlp", clients=5, per_round=2, rounds=4, epochs=1, eval_every=1, lr=0.05)
@@ -19,10 +20,10 @@ def said():
 
 @pytest.fixture
 def watch(said):
-    def begin(configs, rounds):
-        said.append((len(configs), rounds))
+    def begin(folders, rounds):
+        said.append((len(folders), rounds))
 
-    return Watch(begin, lambda config, row: None, lambda configs: None, said.append)
+    return Watch(begin, lambda folder, row: None, lambda folder, reason: said.append(reason), lambda folders: None)
 
 
 def cells(*, seeds=(0, 1), methods=("fedavg",)):
@@ -33,35 +34,35 @@ def cells(*, seeds=(0, 1), methods=("fedavg",)):
 def test_seeds_of_one_method_go_together(tmp_path, watch, said):
     folders = prepare(tmp_path, cells(seeds=(0, 1, 2), methods=("fedavg", "scaffold")))
     assert [len(group) for group in alike(folders)] == [3, 3]
-    run_cells(folders, watch)
+    run_folders(folders, watch)
     assert said == [(3, [0, 0, 0]), (3, [0, 0, 0])]
     assert prepare(tmp_path, cells(seeds=(0, 1, 2), methods=("fedavg", "scaffold"))) == []
 
 
 def test_learning_rates_and_partitions_of_one_method_go_together_and_end_as_alone(tmp_path, said):
-    """Runs of the same seed are told apart: every row comes with its own config, and the bytes are those of alone."""
+    """Runs of the same seed are told apart: every row comes with its own folder, and the bytes are those of alone."""
     own = [{"lr": 0.05}, {"lr": 0.01}, {"lr": 0.05, "partition": "iid"}, {"lr": 0.01, "seed": 1}]
     configs = [RunConfig(**vars(CONFIG) | each) for each in own]
     apart = [Cell(f"run-{i}", config) for i, config in enumerate(configs)]
     folders = prepare(tmp_path / "together", apart)
     assert alike(folders) == [folders]
-    rows = {config: [] for config in configs}
-    run_cells(
+    rows = {folder: [] for folder in folders}
+    run_folders(
         folders,
         Watch(
-            lambda configs, _: said.append(configs),
-            lambda config, row: rows[config].append(row),
-            lambda configs: said.append("ended"),
-            said.append,
+            lambda folders, _: said.append(folders),
+            lambda folder, row: rows[folder].append(row),
+            lambda _, reason: said.append(reason),
+            lambda folders: said.append("ended"),
         ),
     )
-    assert said == [configs, "ended"]
+    assert said == [folders, "ended"]
     for cell in apart:
         (folder,) = prepare(tmp_path / "alone", [cell])
         resume(folder)
         alone = (folder / "metrics.jsonl").read_bytes()
         assert (tmp_path / "together" / cell.folder / "metrics.jsonl").read_bytes() == alone
-        assert rows[cell.config] == read_run(folder).rows
+        assert rows[tmp_path / "together" / cell.folder] == read_run(folder).rows
     assert len({(tmp_path / "alone" / cell.folder / "metrics.jsonl").read_bytes() for cell in apart}) == 4
 
 
@@ -78,9 +79,9 @@ def test_runs_that_stand_at_different_rounds_end_with_the_same_bytes(tmp_path, w
     folders = prepare(tmp_path / "stopped", cells())
     with pytest.raises(KeyboardInterrupt):
         resume(folders[0], on_round=stop)
-    run_cells(folders, watch)
+    run_folders(folders, watch)
     assert said == [(1, [0]), (1, [2])]  # the one that stands further back first
-    run_cells(prepare(tmp_path / "whole", cells()), watch)
+    run_folders(prepare(tmp_path / "whole", cells()), watch)
     for folder in folders:
         whole = tmp_path / "whole" / folder.name
         assert (folder / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
@@ -97,7 +98,7 @@ def test_a_run_stopped_after_its_initial_model_and_one_that_has_not_begun_both_h
     folders = prepare(tmp_path, cells())
     with pytest.raises(KeyboardInterrupt):
         resume(folders[0], on_round=stop)
-    run_cells(folders, watch)
+    run_folders(folders, watch)
     assert said == [(1, [0]), (1, [0])]
     for folder in folders:
         assert [row["round"] for row in read_run(folder).rows] == [0, 1, 2, 3, 4]
@@ -105,7 +106,7 @@ def test_a_run_stopped_after_its_initial_model_and_one_that_has_not_begun_both_h
 
 def test_one_that_diverges_leaves_the_others_alone_and_is_not_tried_again(tmp_path, watch, said):
     mixed = cells(methods=("fedprox:mu=1e30", "fedavg"))
-    run_cells(prepare(tmp_path, mixed), watch)
+    run_folders(prepare(tmp_path, mixed), watch)
     assert [read_run(tmp_path / cell.folder).status for cell in mixed] == ["failed", "failed", "finished", "finished"]
     assert len(failures(tmp_path, mixed)) == 2
     assert sum("diverged in round 1" in str(word) for word in said) == 2
@@ -136,7 +137,7 @@ def test_a_checkpoint_mends_rows_that_were_damaged_after_it(tmp_path, watch):
     with (tmp_path / "damaged" / folder.name / "metrics.jsonl").open("ab") as file:
         file.write(b"\0" * 100)
     for out in ("damaged", "whole"):
-        run_cells(prepare(tmp_path / out, cells(seeds=(0,))), watch)
+        run_folders(prepare(tmp_path / out, cells(seeds=(0,))), watch)
     damaged, whole = (tmp_path / out / folder.name / "metrics.jsonl" for out in ("damaged", "whole"))
     assert damaged.read_bytes() == whole.read_bytes()
 
@@ -145,12 +146,13 @@ def test_rows_that_were_changed_are_refused_with_their_bytes_and_stop_no_other_r
     """A line that grew: cut at the checkpoint's bytes, the last row would be gone."""
     one, other = prepare(tmp_path, cells(seeds=(0, 1)))
     (later,) = prepare(tmp_path / "later", cells(seeds=(2,)))
-    run_cells([one], watch)
+    run_folders([one], watch)
     path = one / "metrics.jsonl"
     changed = path.read_bytes().replace(b'"lr": ', b'"lr":  ')
     path.write_bytes(changed)
-    with pytest.raises(ValueError, match=r"seed0/metrics.jsonl was changed, or has lost rows that state.safetensors"):
-        run_cells([one, other, later], watch)
+    ((failed, error),) = run_folders([one, other, later], watch)
+    assert failed == one
+    assert "seed0/metrics.jsonl was changed, or has lost rows that state.safetensors" in str(error)
     assert path.read_bytes() == changed
     assert [read_run(folder).status for folder in (other, later)] == ["finished", "finished"]
 
@@ -160,6 +162,5 @@ def test_what_all_runs_lack_is_told_once(tmp_path, watch, monkeypatch):
         raise ValueError("no data")
 
     folders = prepare(tmp_path, cells(methods=("fedavg", "fedper")))
-    monkeypatch.setattr("fedncv.studies.cells.build", no_data)
-    with pytest.raises(ValueError, match=r"^no data$"):
-        run_cells(folders, watch)
+    monkeypatch.setattr("fedncv.runner.build", no_data)
+    assert reasons(run_folders(folders, watch)) == [f"{folders[0]} and 3 more: no data"]

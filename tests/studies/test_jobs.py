@@ -8,7 +8,8 @@ import pytest
 
 from fedncv.config import RunConfig
 from fedncv.results import read_run
-from fedncv.studies.cells import Watch, alike, prepare, run_cells
+from fedncv.runner import Watch, alike, run_folders
+from fedncv.studies.cells import prepare
 from fedncv.studies.jobs import JobError, run_groups
 from fedncv.study import Cell, folder_name
 
@@ -17,8 +18,8 @@ CONFIGS = [replace(CONFIG, method=method, seed=seed) for method in ("fedavg", "s
 CELLS = [Cell(folder_name(config), config) for config in CONFIGS]
 
 
-def quiet(row=lambda config, row: None):
-    return Watch(lambda configs, rounds: None, row, lambda configs: None, lambda text: None)
+def quiet(row=lambda folder, row: None):
+    return Watch(lambda folders, rounds: None, row, lambda folder, reason: None, lambda folders: None)
 
 
 def metrics(folders):
@@ -31,18 +32,18 @@ def test_runs_end_as_in_one_process_and_one_that_fails_stops_no_other(tmp_path):
     lost = prepare(tmp_path / "apart", [Cell(f"lost-{data}", config) for data, config in gone])
     rows = {}
     with pytest.raises(JobError) as error:
-        run_groups(alike([*lost, *apart]), 2, quiet(lambda config, row: rows.setdefault(config, []).append(row)))
+        run_groups(alike([*lost, *apart]), 2, quiet(lambda folder, row: rows.setdefault(folder, []).append(row)))
     for data, _ in gone:
         assert re.search(f"lost-{data}: .*{data}.*{tmp_path}", str(error.value))
-    run_cells(alone, quiet())
+    run_folders(alone, quiet())
     assert metrics(apart) == metrics(alone)
-    assert rows == {run.config: run.rows for run in map(read_run, apart)}
+    assert rows == {run.folder: run.rows for run in map(read_run, apart)}
     assert not multiprocessing.active_children()
 
 
 @pytest.mark.slow
 def test_an_interrupt_stops_all_processes_and_the_runs_go_on_later(tmp_path):
-    def interrupt(config, row):
+    def interrupt(folder, row):
         if row["round"] == 2:
             raise KeyboardInterrupt
 
@@ -51,7 +52,7 @@ def test_an_interrupt_stops_all_processes_and_the_runs_go_on_later(tmp_path):
         run_groups(alike(apart), 2, quiet(interrupt))
     assert not multiprocessing.active_children()
     run_groups(alike(prepare(tmp_path / "apart", CELLS)), 2, quiet())
-    run_cells(alone, quiet())
+    run_folders(alone, quiet())
     assert metrics(apart) == metrics(alone)
 
 

@@ -19,6 +19,7 @@ PLAINER = {  # what Python and tyro say of a value, and what a person reads
     ),
     r"Missing value for argument '(\S+)'\. Expected 1 values\.": r"\1 needs a value",
     r"Unrecognized options: ((?!-).+)": r"unexpected: \1; every value comes after its option",
+    r"invalid choice 'compiled' for argument '--engine'\..*\)\.": "--engine compiled is gone; use --layers compiled",
     r"Missing from (.+): \S+ (.+) \(required\)": r"\1 needs another word: \2",
 }
 

@@ -10,8 +10,8 @@ from safetensors.torch import save
 from fedncv import store
 from fedncv.cli.arguments import parse
 from fedncv.engine.problem import Problem, build
+from fedncv.export import export
 from fedncv.results import MODEL, is_run, read_config, read_rows, runs_in
-from fedncv.simulation import export
 
 
 @dataclass(frozen=True, kw_only=True)

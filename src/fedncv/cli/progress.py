@@ -1,4 +1,7 @@
-"""Runs under way: a live line in a terminal, plain lines elsewhere, and the table at the end."""
+"""Progress of runs: a bar in a terminal, log lines elsewhere.
+
+Runs are weighed by the samples they train on, so that the time left is right where datasets differ in size.
+"""
 
 import contextlib
 import sys
@@ -8,80 +11,22 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
 
-from fedncv.cli.summary import print_table
 from fedncv.config import RunConfig
 from fedncv.engine.processes import num_cores
 from fedncv.results import STATE, read_config, read_runs
-from fedncv.simulation import Row, resume
+from fedncv.runner import Row, Watch
+from fedncv.studies.cost import expected_samples, measured_samples
 
 OFTEN = 10  # seconds after which a log has another line, if something happened
 QUIET = 30  # and if nothing did
-
-
-def run_all(out: Path, folders: list[Path]) -> int:
-    """Every run to its end, one after the other; then what came of them and where it is."""
-    configs = {folder: read_config(folder) for folder in folders}
-    live = Live(sum(config.rounds for config in configs.values())) if sys.stdout.isatty() else _log_of(configs)
-    failures: list[str] = []
-    try:
-        with live:
-            for number, folder in enumerate(folders, start=1):
-                config = configs[folder]
-                live.begin(f"[{number}/{len(folders)}] {config.method} seed {config.seed}", config.rounds)
-                try:
-                    resume(folder, on_round=live.row)
-                except (ArithmeticError, ValueError) as error:  # diverged or damaged: it does not stop the others
-                    failures.append(f"{folder}: {error}")
-                    live.say(f"fedncv: {failures[-1]}")
-    except KeyboardInterrupt:
-        print(f"\nstopped; nothing is lost. Go on with:  fedncv resume {out}", file=sys.stderr)
-        return 130
-    runs, _ = read_runs(folders)  # a damaged one has said so
-    if runs:
-        print_table(runs)
-        _draw(out, [run.folder for run in runs])
-    for failure in failures:
-        print(f"fedncv: {failure}", file=sys.stderr)
-    return 2 if failures else 0
-
-
-def _log_of(configs: dict[Path, RunConfig]) -> "Plain":
-    """A log of what is left to do; without a checkpoint a run begins anew."""
-    begun = read_runs([folder for folder in configs if (folder / STATE).exists()])[0]
-    done = dict.fromkeys(configs, 0) | {run.folder: run.rounds for run in begun}
-    finished = {run.folder for run in begun if run.status == "finished"}
-    left = [config for folder, config in configs.items() if folder not in finished]
-    total = sum(config.rounds - done[folder] for folder, config in configs.items())
-    return Plain(total, start_line(len(configs), left))
-
-
-def _draw(out: Path, folders: list[Path]) -> None:
-    from fedncv.figures import curves
-
-    picture = curves(folders, out / "curves.png")
-    print(f"\nruns     {out}\npicture  {picture}\nagain    fedncv show {out}")
 
 
 def bar(*behind: ProgressColumn) -> Progress:
     """Words, a bar and these columns behind it, in a terminal and gone at the end; elsewhere nothing is shown."""
     columns = TextColumn("{task.description}"), BarColumn(), *behind
     return Progress(*columns, console=Console(), transient=True, disable=not sys.stdout.isatty())
-
-
-def start_line(total: int, left: list[RunConfig]) -> str:
-    """How much there is to do, and on what: the first line of a log."""
-    if not left:
-        return f"{total} runs, nothing to do"
-    places = dict.fromkeys(f"{_device(config.device)}, engine {config.engine}" for config in left)
-    return f"{total} runs, {total - len(left)} ended, {len(left)} to do, on {'; '.join(places)}"
-
-
-def _device(name: str) -> str:
-    if name.startswith("cuda"):
-        return f"{name} ({torch.cuda.get_device_name(name)})"
-    return f"{name} ({num_cores()} cores)"
 
 
 def speed(rounds: int, seconds: float) -> str:
@@ -101,6 +46,27 @@ def duration(seconds: float) -> str:
         if seconds < limit:
             return f"{seconds / size:.1f} {unit}" if unit == "h" else f"{seconds / size:.0f} {unit}"
     return f"{seconds / 86_400:.1f} days"
+
+
+def start_line(total: int, left: list[RunConfig]) -> str:
+    """Return how much there is to do, and on what: the first line of a log."""
+    if not left:
+        return f"{total} runs, nothing to do"
+    places = dict.fromkeys(f"{_device(config.device)}, engine {config.engine}" for config in left)
+    return f"{total} runs, {total - len(left)} ended, {len(left)} to do, on {'; '.join(places)}"
+
+
+def _device(name: str) -> str:
+    if name.startswith("cuda"):
+        return f"{name} ({torch.cuda.get_device_name(name)})"
+    return f"{name} ({num_cores()} cores)"
+
+
+def unfinished(folders: list[Path]) -> list[Path]:
+    """Return the runs that have rounds left; one without a checkpoint begins anew."""
+    begun, _ = read_runs([folder for folder in folders if (folder / STATE).exists()])
+    finished = {run.folder for run in begun if run.status == "finished"}
+    return [folder for folder in folders if folder not in finished]
 
 
 class Log:
@@ -136,67 +102,122 @@ class Log:
                     self._print(f"still at work, {duration(time.monotonic() - self._told)} after: {self._last}")
 
 
-class Plain:
-    """A log: a line at the start, for every measurement, and for a round where there was none for a while."""
+class RunProgress:
+    """What is shown of runs in folders: one bar over all of them in a terminal, log lines elsewhere.
 
-    def __init__(self, total: int, start: str) -> None:  # rounds to train
-        self._log = Log()
-        self._total, self._start = total, start
-        self._trained = 0  # rounds since this command began
+    The log has a line at the start, for runs that begin or end together, every ``OFTEN`` seconds, and for every
+    measurement of a run that runs alone.
+    """
+
+    def __init__(self, what: str, folders: list[Path], left: list[Path]) -> None:
+        self._what, self._left = what, left
+        self._configs = {folder: read_config(folder) for folder in folders}
+        self._shares = dict.fromkeys(left, 0.0)  # of each run that has not ended: what is done of it
+        self._work_left = sum(self._work(folder) for folder in left)
+        self._done = 0.0  # work done since this command began
+        self._rounds = 0  # and rounds
+        self._together: dict[Path, int] = {}  # runs that each runs with, itself included
+        self._scores: dict[Path, dict[str, float]] = {}  # the latest
         self._began = time.monotonic()
+        self._log = Log()
+        self._bar = bar(TextColumn("{task.percentage:.0f} %  {task.fields[rest]}"))
+        self._task = self._bar.add_task(what, total=self._work_left or 1, rest="")
 
-    def __enter__(self) -> "Plain":
-        self.say(self._start)
-        self._log.start()
+    def __enter__(self) -> "RunProgress":
+        self._bar.start()
+        if self._bar.disable:
+            left = [self._configs[folder] for folder in self._left]
+            self.say(f"{self._what}: {start_line(len(self._configs), left)}")
+            self._log.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._log.stop()
+        self._bar.stop()
+        if self._bar.disable:
+            self._log.stop()
 
-    def begin(self, name: str, rounds: int) -> None:
-        self._name, self._rounds = name, rounds
-
-    def row(self, row: Row) -> None:
-        self._trained += row["round"] > 0
-        if "before" not in row and not self._log.due():
-            return
-        words = [f"{self._name}  round {row['round']}/{self._rounds}"]
-        words += [f"{name} {row[name]:.3f}" for name in ("before", "after") if name in row]
-        if self._trained:
-            taken, left = time.monotonic() - self._began, max(0, self._total - self._trained)
-            words += [speed(self._trained, taken), f"{duration(taken / self._trained * left)} left"]
-        self.say("  ".join(words))
+    @property
+    def watch(self) -> Watch:
+        return Watch(self._begin, self._row, self._fail, self._end)
 
     def say(self, text: str) -> None:
-        self._log.say(text)
+        if self._bar.disable:
+            self._log.say(text)
+        else:
+            self._bar.console.print(text, highlight=False)
 
+    def _begin(self, folders: list[Path], rounds: list[int]) -> None:
+        for folder, done in zip(folders, rounds, strict=True):
+            config = self._configs[folder]
+            share = done / config.rounds if config.rounds else 0.0
+            if folder not in self._shares:  # its last rows are newer than its checkpoint
+                self._work_left += self._work(folder)
+            self._work_left -= self._work(folder) * share  # done in an earlier sitting
+            self._shares[folder] = share
+            self._together[folder] = len(folders)
+        if self._bar.disable:
+            self.say(f"{self._place(folders)}  begins at round {rounds[0]}/{self._configs[folders[0]].rounds}")
 
-class Live:
-    """A bar over all rounds of all runs, with the latest accuracy and the time left."""
+    def _row(self, folder: Path, row: Row) -> None:
+        config = self._configs[folder]
+        share = row["round"] / config.rounds if config.rounds else 1.0
+        more = self._work(folder) * (share - self._shares[folder])
+        if more > 0:
+            self._done += more
+            self._work_left -= more
+            self._shares[folder] = share
+            self._rounds += 1
+        if row["round"] == config.rounds:
+            del self._shares[folder]
+        if "before" in row:
+            self._scores[folder] = {name: row[name] for name in ("before", "after") if name in row}
+        if not self._bar.disable:
+            self._bar.update(
+                self._task,
+                description=self._place([folder]),
+                total=self._done + self._work_left,
+                completed=self._done,
+                rest="  ".join([*self._score([folder]), self._time_left()]),
+            )
+        elif self._log.due() or ("before" in row and self._together[folder] == 1):
+            self._report([folder], f"round {row['round']}/{config.rounds}")
 
-    def __init__(self, total: int) -> None:
-        self._progress = bar(
-            TextColumn("{task.completed:.0f}/{task.total:.0f} rounds"),
-            TextColumn("{task.fields[score]}"),
-            TimeRemainingColumn(),
-        )
-        self._task: TaskID = self._progress.add_task("", total=total, score="")
-        self._done = 0
+    def _fail(self, folder: Path, reason: str) -> None:
+        """Say why, and take the rounds that will not be run from those that are left."""
+        if folder in self._shares:
+            self._work_left -= self._work(folder) * (1 - self._shares.pop(folder))
+        self._scores.pop(folder, None)
+        self.say(f"fedncv: {folder}: {reason}")
 
-    def __enter__(self) -> "Live":
-        self._progress.start()
-        return self
+    def _end(self, folders: list[Path]) -> None:
+        if self._bar.disable:
+            self._report(folders, "ended")
 
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
+    def _report(self, folders: list[Path], reached: str) -> None:
+        """Log where runs stand, their latest scores (of several the mean), the speed and the time left."""
+        words = [self._place(folders), reached, *self._score(folders)]
+        if self._rounds:
+            words.append(speed(self._rounds, time.monotonic() - self._began))
+        self.say("  ".join([*words, self._time_left()]).rstrip())
 
-    def begin(self, name: str, rounds: int) -> None:
-        self._progress.update(self._task, description=name, completed=self._done, score="")
-        self._before, self._done = self._done, self._done + rounds
+    def _score(self, folders: list[Path]) -> list[str]:
+        words = []
+        for name in ("before", "after"):
+            found = (self._scores.get(folder, {}).get(name) for folder in folders)
+            if values := [value for value in found if value is not None]:
+                words.append(f"{name} {sum(values) / len(values):.3f}")
+        return words
 
-    def row(self, row: Row) -> None:
-        score = {"score": f"before {row['before']:.3f}"} if "before" in row else {}
-        self._progress.update(self._task, completed=self._before + row["round"], **score)  # type: ignore[arg-type]
+    def _place(self, folders: list[Path]) -> str:
+        config = self._configs[folders[0]]
+        runs = f"lr {config.lr:g} seed {config.seed}" if len(folders) == 1 else f"{len(folders)} runs"
+        ended = len(self._configs) - len(self._shares)
+        return f"{self._what} {ended}/{len(self._configs)}  {config.data}  {config.method} {runs}"
 
-    def say(self, text: str) -> None:
-        self._progress.console.print(text, highlight=False)
+    def _time_left(self) -> str:
+        if not self._done:
+            return ""
+        return duration((time.monotonic() - self._began) / self._done * max(0.0, self._work_left)) + " left"
+
+    def _work(self, folder: Path) -> float:
+        return expected_samples(self._configs[folder]) + measured_samples(self._configs[folder])

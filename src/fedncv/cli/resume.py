@@ -7,7 +7,7 @@ from typing import Annotated
 import tyro
 
 from fedncv.cli.arguments import parse
-from fedncv.cli.progress import run_all
+from fedncv.cli.run import train
 from fedncv.engine.problem import find_device
 from fedncv.results import CONFIG, read_config, runs_in
 
@@ -25,7 +25,7 @@ def main(argv: list[str]) -> int:
     runs = runs_in(folder)
     for run in runs:
         _check_place(run)
-    return run_all(folder, runs)
+    return train(folder, runs)
 
 
 def _check_place(run: Path) -> None:

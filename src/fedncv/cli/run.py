@@ -1,17 +1,22 @@
 """fedncv run: train a federation, once for every method and seed."""
 
 import argparse
+import sys
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
 
 from fedncv import store
 from fedncv.cli.arguments import check_out, check_words, parse
-from fedncv.cli.progress import run_all
+from fedncv.cli.progress import RunProgress, unfinished
+from fedncv.cli.summary import print_table
 from fedncv.config import RunConfig, Settings, from_dict, read_toml
 from fedncv.engine.check import check
+from fedncv.engine.choose import decide
 from fedncv.engine.problem import build, start
 from fedncv.recipes import RECIPES, Recipe
+from fedncv.results import read_runs
+from fedncv.runner import reasons, run_folders
 from fedncv.spec import nearest
 from fedncv.study import FILE, folder_name
 
@@ -54,7 +59,9 @@ def main(argv: list[str]) -> int:
     for config in configs:
         check(config)
     for config in {config.method: config for config in configs}.values():
-        start(build(config))  # data, partition, model, device and method are right before a folder is made
+        problem = build(config)  # data, partition, model, device and method are right before a folder is made
+        start(problem)
+        decide([problem])  # and so are engine and layers
     out = Path(arguments.out or f"runs/{settings.data}-{recipe_name}")
     folders = [out / folder_name(config) for config in configs]
     if len(set(folders)) < len(folders):
@@ -68,7 +75,27 @@ def main(argv: list[str]) -> int:
     out.mkdir(parents=True, exist_ok=True)
     for folder, config in zip(folders, configs, strict=True):
         store.create(folder, config, overwrite=arguments.overwrite)
-    return run_all(out, folders)
+    return train(out, folders)
+
+
+def train(out: Path, folders: list[Path]) -> int:
+    """Train the runs to their end; then print a table, draw a picture, and list the runs that failed."""
+    try:
+        with RunProgress("run", folders, unfinished(folders)) as progress:
+            failures = run_folders(folders, progress.watch)
+    except KeyboardInterrupt:
+        print(f"\nstopped; nothing is lost. Go on with:  fedncv resume {out}", file=sys.stderr)
+        return 130
+    runs, _ = read_runs(folders)  # a damaged one has said so
+    if runs:
+        from fedncv.figures import curves
+
+        print_table(runs)
+        picture = curves([run.folder for run in runs], out / "curves.png")
+        print(f"\nruns     {out}\npicture  {picture}\nagain    fedncv show {out}")
+    for reason in reasons(failures):
+        print(f"fedncv: {reason}", file=sys.stderr)
+    return 2 if failures else 0
 
 
 def _defaults(argv: list[str]) -> tuple[str, Recipe]:

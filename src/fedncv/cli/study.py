@@ -18,16 +18,17 @@ from rich.table import Table
 
 from fedncv import store
 from fedncv.cli.arguments import check_out, check_words, parse
-from fedncv.cli.grid import Grid
-from fedncv.cli.progress import duration
+from fedncv.cli.progress import RunProgress, duration
 from fedncv.cli.summary import print_table
 from fedncv.config import Settings
 from fedncv.data.table import markdown
+from fedncv.engine.choose import decide
 from fedncv.engine.problem import build, find_device
 from fedncv.results import CONFIG, read_run
+from fedncv.runner import Watch, alike, reasons, refused, run_folders
 from fedncv.spec import nearest
 from fedncv.studies import STUDIES
-from fedncv.studies.cells import Watch, alike, check_study, failures, prepare, run_cells, write_partition
+from fedncv.studies.cells import check_study, failures, prepare, write_partition
 from fedncv.studies.cost import costs
 from fedncv.studies.jobs import JobError, run_groups
 from fedncv.studies.tuning import tune
@@ -160,7 +161,7 @@ def _run(study: Study, out: Path, argv: list[str], *, jobs: int, tensorboard: bo
     check_out(out)
     if alone := next(out.glob(f"*/{CONFIG}"), None):
         raise ValueError(f"{alone.parent} is a run of its own, and no part of a study; choose another --out")
-    build(study.cells()[0].config)  # data, model and device are there before a folder is made
+    decide([build(study.cells()[0].config)])  # data, model, device and engine are there before a folder is made
     for column, settings in study.columns().items():
         write_partition(out / column, replace(study.cells()[0].config, **vars(settings)))
     save = partial(_save, out, argv)
@@ -181,18 +182,17 @@ def _run(study: Study, out: Path, argv: list[str], *, jobs: int, tensorboard: bo
 
 
 def _run_all(what: str, out: Path, jobs: int, tensorboard: bool, cells: list[Cell]) -> None:
-    folders = prepare(out, cells)
-    configs = {out / cell.folder: cell.config for cell in cells}
-    with Grid(what, len(cells), [configs[folder] for folder in folders]) as grid:
-        watch = grid.watch
+    left = prepare(out, cells)
+    with RunProgress(what, [out / cell.folder for cell in cells], left) as progress:
+        watch = progress.watch
         if tensorboard:
             from fedncv.tensorboard import beside
 
-            watch = beside(watch, {config: folder for folder, config in configs.items()})
+            watch = beside(watch)
         if jobs > 1:
-            _run_side_by_side(folders, jobs, watch)
-        else:
-            run_cells(folders, watch)
+            _run_side_by_side(left, jobs, watch)
+        elif failed := refused(run_folders(left, watch)):
+            raise ValueError("\n".join(reasons(failed)))
 
 
 def _run_side_by_side(folders: list[Path], jobs: int, watch: Watch) -> None:

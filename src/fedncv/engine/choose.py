@@ -1,17 +1,16 @@
-"""Which engine runs a study, and the one face they all have."""
+"""Which engine runs a group of runs, and in which layers: decided here and nowhere else."""
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Literal, NamedTuple
 
 from fedncv.config import RunConfig, named
-from fedncv.engine import evaluate
-from fedncv.engine.cpu_fused import FusedConv, fused
-from fedncv.engine.gradients import Gradients, of_run
-from fedncv.engine.problem import DivergedError, Problem, Settled, State
+from fedncv.engine.cpu_fused import CannotCompileError, fused
+from fedncv.engine.problem import Problem
 from fedncv.engine.processes import ProcessesEngine, can_fork, num_cores
-from fedncv.engine.sequential import run_round
+from fedncv.engine.protocol import Engine
+from fedncv.engine.sequential import SequentialEngine
 
 WORTH_FORKING = 5e9  # sample-parameters of local training in a run, below which one process is as fast
 
@@ -24,85 +23,70 @@ def common(config: RunConfig) -> RunConfig:
     return replace(config, **{name: getattr(RunConfig(), name) for name in OWN})
 
 
-class Engine(Protocol):
-    """One round, or one measurement, of runs that have ``common`` in common."""
+class Choice(NamedTuple):
+    """What a group of runs is run with."""
 
-    problems: list[Problem]
-
-    def run_rounds(self, states: Sequence[State]) -> list[Settled]:
-        """(state, row) of each run; a run that diverged gives its error and leaves the others alone."""
-
-    def before(self, states: Sequence[State]) -> list[dict[str, Any]]: ...
-
-    def after(self, states: Sequence[State]) -> list[dict[str, Any]]: ...
-
-    def gradients(self, states: Sequence[State]) -> Iterable[Gradients]: ...
-
-    def close(self) -> None: ...
+    engine: Literal["sequential", "stacked", "processes"]
+    compiled: list[bool]  # for each run, whether it trains in compiled layers
 
 
-class SequentialEngine:
-    """The reference, one run after the other."""
+def decide(problems: Sequence[Problem]) -> Choice:
+    """Return the engine of these runs and the layers of each; where the config says auto, the fastest measured.
 
-    def __init__(self, problems: Sequence[Problem]) -> None:
-        self.problems = list(problems)
-
-    def run_rounds(self, states: Sequence[State]) -> list[Settled]:
-        settled: list[Settled] = []
-        for problem, state in zip(self.problems, states, strict=True):
-            try:
-                settled.append(run_round(problem, state))
-            except DivergedError as error:
-                settled.append(error)
-        return settled
-
-    def before(self, states: Sequence[State]) -> list[dict[str, Any]]:
-        return [evaluate.before(problem, state) for problem, state in zip(self.problems, states, strict=True)]
-
-    def after(self, states: Sequence[State]) -> list[dict[str, Any]]:
-        return [evaluate.after(problem, state) for problem, state in zip(self.problems, states, strict=True)]
-
-    def gradients(self, states: Sequence[State]) -> Iterable[Gradients]:
-        return map(of_run, self.problems, states)
-
-    def close(self) -> None:
-        pass
+    engine   stacked on a GPU, which one client at a time leaves almost idle. On a CPU stacking is slower than one
+             client at a time: processes where there are several cores and work enough to be worth a fork, sequential
+             otherwise. Both give the same bits.
+    layers   compiled on a CPU where a run has work enough to be worth a compiler, and no engine is named: compiled
+             layers agree with torch's to rounding only, and a run with a named engine keeps the bits of torch's.
+             The layers of a run depend on its own settings alone, not on the runs beside it.
+    """
+    config, on_gpu = problems[0].config, problems[0].model.start_P.is_cuda
+    name = config.engine
+    if name == "processes" and (on_gpu or not can_fork()):
+        where = "a GPU" if on_gpu else sys.platform
+        raise ValueError(f"engine=processes forks, which does not work on {where}; use sequential or auto")
+    if name == "auto":
+        name = "stacked" if on_gpu else "processes" if _worth_forking(problems) else "sequential"
+    if config.layers == "compiled" and (on_gpu or name == "stacked"):
+        raise ValueError(
+            f"layers=compiled is for the CPU, not for {'a GPU' if on_gpu else 'engine=stacked'}; use layers=auto"
+        )
+    if config.layers == "auto" and config.engine == "auto" and not on_gpu:
+        return Choice(name, [_worth_compiling(problem) for problem in problems])
+    return Choice(name, [config.layers == "compiled"] * len(problems))
 
 
 def engine_for(problems: Sequence[Problem]) -> Engine:
-    """The engine that the config names; auto takes the fastest measured for the machine and the study.
-
-    Stacked on a GPU. On a CPU, processes where there are cores for them and work enough to be worth a fork, which
-    give the bits of the sequential engine; with compiled layers, which agree to rounding, where a run has work enough
-    to be worth a compiler.
-    """
-    first = problems[0]
-    if any(common(problem.config) != common(first.config) for problem in problems):
+    """Return the engine that ``decide`` names; the reference takes its place where it cannot run these."""
+    config = problems[0].config
+    if any(common(problem.config) != common(config) for problem in problems):
         raise ValueError(f"runs of one engine may differ in {', '.join(OWN)} only")
-    name, on_gpu = first.config.engine, first.model.start_P.device.type == "cuda"
-    if name == "auto":
-        name = "stacked" if on_gpu else "processes" if _worth_forking(problems) else "sequential"
-        if not on_gpu:
-            problems = [fused(problem) if _worth_compiling(problem) else problem for problem in problems]
-    if name == "compiled":
-        if on_gpu:
-            raise ValueError("engine=compiled is for the CPU; use stacked or auto on a GPU")
-        problems, name = list(map(fused, problems)), "processes" if _worth_forking(problems) else "sequential"
-    if name == "stacked":
+    choice = decide(problems)
+    if choice.engine == "stacked":
         from fedncv.engine.stacked import CannotStackError
         from fedncv.engine.stacked_scores import ScoringEngine
 
         try:
-            return ScoringEngine(problems)
+            return ScoringEngine(problems, fused=False if config.layers == "torch" else None)
         except CannotStackError as error:
             print(f"stacked: {error}; running one client after the other instead", file=sys.stderr)
             return SequentialEngine(problems)
-    if name == "processes":
-        if not can_fork() or on_gpu:
-            where = "a GPU" if on_gpu else sys.platform
-            raise ValueError(f"engine=processes forks, which does not work on {where}; use sequential or auto")
-        return ProcessesEngine(problems)
-    return SequentialEngine(problems)
+    problems = _with_layers(problems, choice.compiled)
+    return ProcessesEngine(problems) if choice.engine == "processes" else SequentialEngine(problems)
+
+
+def _with_layers(problems: Sequence[Problem], compiled: list[bool]) -> list[Problem]:
+    """Return the problems with compiled layers where they should and can be; print why not if it was asked for."""
+    made, reasons = [], []
+    for problem, wanted in zip(problems, compiled, strict=True):
+        try:
+            made.append(fused(problem) if wanted else problem)
+        except CannotCompileError as error:
+            made.append(problem)
+            reasons.append(str(error))
+    if reasons and problems[0].config.layers == "compiled":
+        print(f"layers=compiled: {reasons[0]}; torch's layers are used instead", file=sys.stderr)
+    return made
 
 
 def _worth_forking(problems: Sequence[Problem]) -> bool:
@@ -115,21 +99,6 @@ def _worth_compiling(problem: Problem) -> bool:
     share = (1 - config.test_share) * config.per_round / problem.federation.num_clients
     samples = len(problem.dataset.x) * share * config.epochs * max(1, config.rounds)
     return samples * problem.model.layout.num_parameters > WORTH_FORKING
-
-
-def layers(engine: Engine) -> list[str]:
-    """Whose layers each run trains in: with the machine and torch's version they decide a number's last digits."""
-    others = "stacked" if hasattr(engine, "only") else "torch's"
-    return ["compiled" if problem.model.holds(FusedConv) else others for problem in engine.problems]
-
-
-def engine_of_some(engine: Engine, problems: Sequence[Problem], runs: Sequence[int]) -> Engine:
-    """The engine of these runs, where the other ones of ``problems`` have stopped."""
-    only: Callable[[Sequence[int]], Engine] | None = getattr(engine, "only", None)
-    if only is not None:  # what is recorded for a GPU is worth keeping
-        return only(runs)
-    engine.close()
-    return engine_for([problems[j] for j in runs])
 
 
 def _work(problems: Sequence[Problem]) -> float:

@@ -7,7 +7,6 @@ vector holds one pixel of many samples (cpu_block.c), which is as good for three
 import ctypes
 from collections.abc import Callable
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
@@ -22,8 +21,6 @@ from fedncv.keys import key_for
 
 VECTOR_BYTES = 64
 TRIAL = 5  # samples on which both models are compared before the compiled one is trusted
-
-_PLAIN: WeakKeyDictionary[Model, Model] = WeakKeyDictionary()
 
 
 class Block(torch.autograd.Function):
@@ -145,8 +142,12 @@ def _fits(x: Tensor, w: Tensor, *vectors: Tensor | None) -> bool:
     )
 
 
+class CannotCompileError(ValueError):
+    """The model has no layers that could be compiled, or there is no compiler for them."""
+
+
 def fused(problem: Problem) -> Problem:
-    """The problem with compiled layers where its model has a place for them; the same problem otherwise."""
+    """Return the problem with compiled layers; CannotCompileError says why that cannot be."""
     model, fused_layers = problem.model, 0
 
     def change(module: nn.Module) -> None:
@@ -154,20 +155,16 @@ def fused(problem: Problem) -> Problem:
         fused_layers = fuse(module)
 
     if model.start_P.device.type != "cpu":
-        return problem
+        raise CannotCompileError("compiled layers are for the CPU")
     other = model.changed(change)
-    if not fused_layers or library(problem.dtype) is None:
-        return problem
+    if not fused_layers:
+        raise CannotCompileError("the model has no convolution with BatchNorm, ReLU and a 2x2 maximum after it")
+    if library(problem.dtype) is None:
+        raise CannotCompileError(f"there is no compiled library for {problem.config.dtype}")
     index = torch.arange(min(TRIAL, len(problem.dataset.x)))
     if not agree(model, other, problem.dataset.inputs(index, problem.dtype)):
-        return problem
-    _PLAIN[other] = model
-    return problem._replace(model=other)
-
-
-def unfused(model: Model) -> Model:
-    """The model that ``fused`` was given, with torch's layers; any other as it is."""
-    return _PLAIN.get(model, model)
+        raise CannotCompileError("the model uses its layers in another way, and compiled ones give other numbers")
+    return problem._replace(model=other, plain=model)
 
 
 def agree(model: Model, other: Model, inputs: Tensor) -> bool:

@@ -21,13 +21,11 @@ Shapes: N all clients, K some of them, B samples of a chunk, P parameters, L lay
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
-from weakref import WeakSet
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedncv.engine.cpu_fused import unfused
 from fedncv.engine.layer_gradients import Listening, Sums, add, layers_of, listen, sum_by_client
 from fedncv.engine.problem import Arrival, Problem, State, arrivals
 from fedncv.flat import Layout, Model
@@ -73,7 +71,7 @@ def of_client(problem: Problem, round: int, arrival: Arrival) -> Moments:
     offset_C = problem.method.predict(ask, y_P, down, kept.own).offset_C
     index = torch.from_numpy(problem.clients.train[u])
     at = Standing(y_P, buffers_R, None if offset_C is None else offset_C[None])
-    return moments(unfused(problem.model), problem.task, _inputs(problem), at, [index])
+    return moments(problem.plain or problem.model, problem.task, _inputs(problem), at, [index])
 
 
 def _inputs(problem: Problem) -> Inputs:
@@ -202,14 +200,9 @@ def sample_gradients(model: Model, task: Task) -> Callable[[Tensor, Tensor, Tens
     return each
 
 
-_CHECKED: WeakSet[Model] = WeakSet()
-
-
 def check(problem: Problem) -> None:
     """ValueError where a sample has no gradient of its own, or ``torch.vmap`` cannot compute it."""
     model, index = problem.model, torch.arange(min(2, len(problem.dataset.x)))
-    if model in _CHECKED:
-        return
     x, target = _inputs(problem)(index)
 
     def logits(some: Tensor) -> Tensor:
@@ -226,4 +219,3 @@ def check(problem: Problem) -> None:
         ) from None
     if not torch.allclose(together, alone, rtol=1e-3, atol=1e-4):
         raise ValueError("probe: a layer of this model lets samples see each other in mode eval; leave probe empty")
-    _CHECKED.add(model)

@@ -10,7 +10,7 @@ from fedncv.engine.problem import Arrival, Kept, Problem
 from fedncv.keys import Key, fold, key_for, permutation
 from fedncv.methods.base import Ask, Batch, Method, Phase, Work
 from fedncv.schedule import lr_factor
-from fedncv.tree import num_bytes, tree_map
+from fedncv.tree import tree_map
 
 
 class Step(NamedTuple):
@@ -28,11 +28,6 @@ class Trained(NamedTuple):
     gradients: int
     forwards: int
     loss: Tensor  # mean over the steps
-
-    @property
-    def sent_bytes(self) -> int:
-        """The reply, and the running statistics unless they stay with the client."""
-        return num_bytes(self.up) + (0 if self.kept.buffers_R.numel() else num_bytes(self.buffers_R))
 
 
 def plan(method: Method, key: Key, num_samples: int, *, epochs: int, batch_size: int, smallest: int) -> list[Step]:

@@ -36,6 +36,7 @@ class Problem(NamedTuple):
     rates_N: sampling.Probabilities  # reachability of each client, where sampling asks for it
     inclusion_N: sampling.Probabilities  # probability of being drawn for a round
     stream: Stream | None = None  # where clients receive their samples while the federation trains
+    plain: Model | None = None  # the model with torch's layers, where ``model`` has compiled ones
 
     def at(self, round: int) -> "Problem":
         """The problem as it stands in a round: with a stream, clients hold what has arrived by then."""
@@ -56,6 +57,11 @@ class Problem(NamedTuple):
         rule = self.method.buffers
         insists = not rule.shared if isinstance(rule, BufferRule) else rule == "personal"
         return rule if insists or self.config.buffers == "averaged" else self.config.buffers
+
+    @property
+    def layers(self) -> str:
+        """The layers of ``model``, as timing.jsonl names them."""
+        return "torch's" if self.plain is None else "compiled"
 
     @property
     def dtype(self) -> torch.dtype:
@@ -250,11 +256,6 @@ class Arrival(NamedTuple):
     down: Any
     buffers_R: Tensor
     kept: Kept
-
-    @property
-    def received_bytes(self) -> int:
-        """The message, and the running statistics unless they are the client's own."""
-        return num_bytes(self.down) + (0 if self.kept.buffers_R.numel() else num_bytes(self.buffers_R))
 
 
 def arrivals(problem: Problem, state: State, ids: sampling.Ids) -> Iterator[Arrival]:

@@ -5,6 +5,7 @@ clients go first. A worker that dies (killed, out of memory) is replaced and its
 changes nothing: training is a function of the message and the keys.
 """
 
+import copy
 import multiprocessing
 import os
 import pickle
@@ -13,7 +14,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -23,8 +24,8 @@ from fedncv.engine.evaluate import Scores, score_after, score_before, shared_mod
 from fedncv.engine.gradients import Gradients, collected, of_client
 from fedncv.engine.local import train
 from fedncv.engine.problem import Arrival, DivergedError, Problem, Settled, State, arrivals
-from fedncv.engine.round import Draw, Outcome, draw, settle
-from fedncv.tree import all_finite, tree_map
+from fedncv.engine.round import Draw, Outcome, draw, outcome, settle
+from fedncv.tree import tree_map
 
 TRIES = 3  # of one client, before its deaths are taken for its own fault
 
@@ -53,7 +54,7 @@ def num_cores() -> int:
 
 
 def work(problems: Sequence[Problem], job: Job) -> Any:
-    """What a worker does with a job."""
+    """Return what a worker makes of a job."""
     problem = problems[job.run].at(job.round)
     if job.kind == "before":
         return score_before(problem, job.round, job.arrival, job.shared_P)
@@ -61,11 +62,10 @@ def work(problems: Sequence[Problem], job: Job) -> Any:
         return score_after(problem, job.round, job.arrival)
     if job.kind == "gradients":
         return of_client(problem, job.round, job.arrival)
-    trained = train(problem, job.round, job.arrival, share=job.share)
-    if trained is None:
-        return None, True
-    finite = all_finite((trained.y_P, trained.buffers_R, trained.up, trained.kept))
-    return trained._replace(y_P=trained.y_P[:0]), finite  # the model itself is not needed any more
+    done = outcome(problem, job.arrival, train(problem, job.round, job.arrival, share=job.share))
+    if done.trained is None:
+        return done
+    return done._replace(trained=done.trained._replace(y_P=done.trained.y_P[:0]))  # the model itself is not needed
 
 
 class Worker:
@@ -89,13 +89,12 @@ class Worker:
 
 
 class ProcessesEngine:
-    """Holds the workers; ``close`` them, or use it in a ``with`` block."""
+    """Runs whose clients are trained by a pool of workers; ``close`` it, or use it in a ``with`` block."""
 
     def __init__(self, problems: Sequence[Problem], *, workers: int | None = None) -> None:
         self.problems = list(problems)
-        self._workers: list[Worker] = []
-        self._num_workers = workers or num_cores()
-        self._start()
+        self._pool = Pool(self.problems, workers or num_cores())
+        self._places = list(range(len(self.problems)))  # of the runs among those that the workers hold
 
     def __enter__(self) -> "ProcessesEngine":
         return self
@@ -105,12 +104,21 @@ class ProcessesEngine:
 
     @property
     def pids(self) -> list[int]:
-        return [worker.process.pid or 0 for worker in self._workers]
+        return [worker.process.pid or 0 for worker in self._pool.workers]
+
+    @property
+    def layers(self) -> list[str]:
+        return [problem.layers for problem in self.problems]
+
+    def only(self, runs: Sequence[int]) -> Self:
+        """Return the engine of some of its runs, with the same workers."""
+        other = copy.copy(self)
+        other.problems = [self.problems[j] for j in runs]
+        other._places = [self._places[j] for j in runs]
+        return other
 
     def close(self) -> None:
-        for worker in self._workers:
-            worker.stop()
-        self._workers = []
+        self._pool.close()
 
     def run_rounds(self, states: Sequence[State], drawn: Sequence[Draw] | None = None) -> list[Settled]:
         """One round of every run; a run that diverged gives its error and leaves the others alone."""
@@ -118,18 +126,17 @@ class ProcessesEngine:
         drawn = drawn or [draw(problem, state.round) for problem, state in zip(problems, states, strict=True)]
         arrived = [list(arrivals(p, s, d.ids)) for p, s, d in zip(problems, states, drawn, strict=True)]
         jobs = [
-            Job("train", j, states[j].round, arrival, drawn[j].shares[i])
+            Job("train", self._places[j], states[j].round, arrival, drawn[j].shares[i])
             for j, here in enumerate(arrived)
             for i, arrival in enumerate(here)
             if drawn[j].answers[i]
         ]
-        done = {(job.run, job.arrival.client): result for job, result in zip(jobs, self._map(jobs), strict=True)}
+        results: list[Outcome] = self._pool.map(jobs)
+        done = {(job.run, result.client): result for job, result in zip(jobs, results, strict=True)}
         settled: list[Settled] = []
         for j, (problem, state) in enumerate(zip(problems, states, strict=True)):
-            outcomes = [
-                Outcome(each.client, each.received_bytes, *done.get((j, each.client), (None, True)))
-                for each in arrived[j]
-            ]
+            place = self._places[j]
+            outcomes = [done.get((place, each.client)) or outcome(problem, each, None) for each in arrived[j]]
             try:
                 settled.append(settle(problem, state, drawn[j], outcomes))
             except DivergedError as error:
@@ -156,47 +163,64 @@ class ProcessesEngine:
 
     def _gradients(self, j: int, problem: Problem, state: State) -> Gradients:
         holders = np.flatnonzero(problem.clients.sizes)
-        jobs = [Job("gradients", j, state.round, arrival) for arrival in arrivals(problem, state, holders)]
-        return collected(problem, self._map(jobs))
+        jobs = [
+            Job("gradients", self._places[j], state.round, arrival) for arrival in arrivals(problem, state, holders)
+        ]
+        return collected(problem, self._pool.map(jobs))
 
     def _scores(
         self, kind: Literal["before", "after"], states: Sequence[State], shared: Sequence[Tensor | None]
     ) -> list[Any]:
         jobs = [
-            Job(kind, j, state.round, arrival, shared_P=shared[j])
+            Job(kind, self._places[j], state.round, arrival, shared_P=shared[j])
             for j, (problem, state) in enumerate(zip(self._at(states), states, strict=True))
             for arrival in arrivals(problem.in_use, state, np.flatnonzero(test_sizes(problem)))
         ]
-        totals = [np.zeros((problem.federation.num_clients, 2)) for problem in self.problems]
-        for job, result in zip(jobs, self._map(jobs), strict=True):
+        totals = {
+            place: np.zeros((problem.federation.num_clients, 2))
+            for place, problem in zip(self._places, self.problems, strict=True)
+        }
+        for job, result in zip(jobs, self._pool.map(jobs), strict=True):
             totals[job.run][job.arrival.client] = result
-        return totals
+        return list(totals.values())
 
     def _at(self, states: Sequence[State]) -> list[Problem]:
         """The problems as they stand in this round."""
         return [problem.at(state.round) for problem, state in zip(self.problems, states, strict=True)]
 
-    # ---- the pool --------------------------------------------------------------------------------------
+
+class Pool:
+    """The workers, each with all problems."""
+
+    def __init__(self, problems: Sequence[Problem], num_workers: int) -> None:
+        self.workers: list[Worker] = []
+        self._problems, self._num_workers = list(problems), num_workers
+        self._start()
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.stop()
+        self.workers = []
 
     def _start(self) -> None:
-        while len(self._workers) < self._num_workers:
-            self._workers.append(Worker(self.problems, [worker.connection for worker in self._workers]))
+        while len(self.workers) < self._num_workers:
+            self.workers.append(Worker(self._problems, [worker.connection for worker in self.workers]))
 
-    def _map(self, jobs: list[Job]) -> list[Any]:
-        """The result of every job, in their order; the largest are begun first."""
-        sizes = [len(self.problems[job.run].clients.train[job.arrival.client]) for job in jobs]
+    def map(self, jobs: list[Job]) -> list[Any]:
+        """Return the result of every job, in their order; the largest are begun first."""
+        sizes = [len(self._problems[job.run].clients.train[job.arrival.client]) for job in jobs]
         waiting = sorted(range(len(jobs)), key=lambda i: sizes[i])  # taken from the end
         results: list[Any] = [None] * len(jobs)
         deaths = [0] * len(jobs)
         left = len(jobs)
         while left:
             self._start()
-            for worker in list(self._workers):  # one that turns out dead is taken out of the list
+            for worker in list(self.workers):  # one that turns out dead is taken out of the list
                 if worker.job is None and waiting:
                     worker.job = waiting.pop()
                     if not _send(worker.connection, jobs[worker.job]):
                         self._bury(worker, jobs, deaths, waiting)
-            busy = [worker for worker in self._workers if worker.job is not None]
+            busy = [worker for worker in self.workers if worker.job is not None]
             ready = set(wait([worker.connection for worker in busy])) if busy else set()
             for worker in busy:
                 if worker.connection not in ready or worker.job is None:
@@ -219,7 +243,7 @@ class ProcessesEngine:
         i = worker.job
         assert i is not None
         worker.stop()
-        self._workers.remove(worker)
+        self.workers.remove(worker)
         deaths[i] += 1
         client = jobs[i].arrival.client
         if deaths[i] == TRIES:

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from fedncv.engine import sampling
 from fedncv.engine.local import Trained, lr_of
-from fedncv.engine.problem import DivergedError, Problem, State, messages
+from fedncv.engine.problem import Arrival, DivergedError, Problem, State, messages
 from fedncv.keys import generator, key_for
 from fedncv.methods import base
 from fedncv.methods.base import BufferRule, Replies, ServerAsk, weighted_sum
-from fedncv.tree import all_finite, stack
+from fedncv.tree import all_finite, leaves, num_bytes, stack
 
 
 class Draw(NamedTuple):
@@ -51,6 +51,32 @@ def draw(problem: Problem, round: int) -> Draw:
     slow = generator(config.seed, "stragglers", round).random((2, n))
     shares = np.where(slow[0] < config.stragglers, slow[1], 1.0)
     return Draw(ids, [not lost[u] for u in ids], [float(shares[u]) for u in ids])
+
+
+def outcome(problem: Problem, arrival: Arrival, trained: Trained | None) -> Outcome:
+    """Return what became of a client that was asked; ``trained`` is None where it has nothing to report."""
+    received_bytes = wire_bytes(problem, arrival.down, arrival.buffers_R)
+    return Outcome(arrival.client, received_bytes, trained, trained is None or is_finite(trained))
+
+
+def wire_bytes(problem: Problem, message: Any, buffers_R: Tensor) -> int:
+    """Return the bytes of a message to or from a client, with the running statistics unless those are its own."""
+    return num_bytes(message) + (0 if problem.buffer_rule == "personal" else num_bytes(buffers_R))
+
+
+def is_finite(trained: Trained) -> bool:
+    """Return whether every number that local training left is finite."""
+    return all_finite((trained.y_P, trained.buffers_R, trained.up, trained.kept))
+
+
+def finite_rows(tree: Any) -> Tensor:
+    """Return for each of K clients, the leading axis of every tensor, whether all its numbers are finite."""
+    tensors = [leaf for _, leaf in leaves(tree)]
+    finite_K = torch.ones(len(tensors[0]), dtype=torch.bool, device=tensors[0].device)
+    for tensor in tensors:
+        if tensor.is_floating_point() and tensor.numel():
+            finite_K &= torch.isfinite(tensor.reshape(len(tensor), -1)).all(dim=1)
+    return finite_K
 
 
 def collect(problem: Problem, replies: list[Reply]) -> tuple[Replies, Tensor]:
@@ -106,7 +132,8 @@ def settle(problem: Problem, state: State, drawn: Draw, outcomes: Iterable[Outco
         totals = totals._replace(bytes_down=totals.bytes_down + received_bytes)
         if trained is None:
             continue
-        totals = totals._replace(bytes_up=totals.bytes_up + trained.sent_bytes)
+        sent_bytes = wire_bytes(problem, trained.up, trained.buffers_R)
+        totals = totals._replace(bytes_up=totals.bytes_up + sent_bytes)
         if finite:
             replies.append(Reply(client, trained))
         elif problem.config.diverged == "skip":

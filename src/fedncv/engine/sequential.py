@@ -1,19 +1,20 @@
 """The reference engine: one client after the other. Every other engine is tested against this one."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+from fedncv.engine import evaluate
+from fedncv.engine.gradients import Gradients, of_run
 from fedncv.engine.local import train
-from fedncv.engine.problem import Problem, State, arrivals
-from fedncv.engine.round import Draw, Outcome, draw, settle
-from fedncv.tree import all_finite
+from fedncv.engine.problem import DivergedError, Problem, Settled, State, arrivals
+from fedncv.engine.round import Draw, Outcome, draw, outcome, settle
 
 
 def run_round(problem: Problem, state: State, drawn: Draw | None = None) -> tuple[State, dict[str, Any]]:
-    """One round: (state, row of metrics). ``drawn`` replaces the keyed draw of clients."""
+    """Run one round and return (state, row of metrics). ``drawn`` replaces the keyed draw of clients."""
     problem = problem.at(state.round)
     drawn = drawn or draw(problem, state.round)
     return settle(problem, state, drawn, _outcomes(problem, state, drawn))
@@ -22,8 +23,42 @@ def run_round(problem: Problem, state: State, drawn: Draw | None = None) -> tupl
 def _outcomes(problem: Problem, state: State, drawn: Draw) -> Iterator[Outcome]:
     for i, arrival in enumerate(arrivals(problem, state, drawn.ids)):
         trained = train(problem, state.round, arrival, share=drawn.shares[i]) if drawn.answers[i] else None
-        finite = trained is None or all_finite((trained.y_P, trained.buffers_R, trained.up, trained.kept))
-        yield Outcome(arrival.client, arrival.received_bytes, trained, finite)
+        yield outcome(problem, arrival, trained)
+
+
+class SequentialEngine:
+    """Several runs, one after the other."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = list(problems)
+
+    @property
+    def layers(self) -> list[str]:
+        return [problem.layers for problem in self.problems]
+
+    def run_rounds(self, states: Sequence[State]) -> list[Settled]:
+        settled: list[Settled] = []
+        for problem, state in zip(self.problems, states, strict=True):
+            try:
+                settled.append(run_round(problem, state))
+            except DivergedError as error:
+                settled.append(error)
+        return settled
+
+    def before(self, states: Sequence[State]) -> list[dict[str, Any]]:
+        return [evaluate.before(problem, state) for problem, state in zip(self.problems, states, strict=True)]
+
+    def after(self, states: Sequence[State]) -> list[dict[str, Any]]:
+        return [evaluate.after(problem, state) for problem, state in zip(self.problems, states, strict=True)]
+
+    def gradients(self, states: Sequence[State]) -> Iterable[Gradients]:
+        return map(of_run, self.problems, states)
+
+    def only(self, runs: Sequence[int]) -> "SequentialEngine":
+        return SequentialEngine([self.problems[j] for j in runs])
+
+    def close(self) -> None:
+        pass
 
 
 @contextmanager

@@ -26,10 +26,10 @@ from fedncv.engine.masked import masked, padding_changes
 from fedncv.engine.orders import Counts, Ints, Plan
 from fedncv.engine.problem import DivergedError, Kept, Problem, Settled, State, messages, start
 from fedncv.engine.resident import Resident
-from fedncv.engine.round import Draw, Outcome, draw, settle
+from fedncv.engine.round import Draw, Outcome, draw, finite_rows, settle, wire_bytes
 from fedncv.engine.stage import RATIO, Fixed, Moving, Stage
 from fedncv.methods.base import Work
-from fedncv.tree import leaves, num_bytes, row, stack, tree_map
+from fedncv.tree import row, stack, tree_map
 
 
 class CannotStackError(ValueError):
@@ -96,8 +96,12 @@ class StackedEngine:
         self.num_batches = int(-(-sizes.max() // self.config.batch_size))
         self._try()
 
+    @property
+    def layers(self) -> list[str]:
+        return ["stacked"] * len(self.problems)
+
     def only(self, runs: Sequence[int]) -> Self:
-        """The engine of some of its runs, with all that is recorded: for when others have stopped."""
+        """Return the engine of some of its runs, with all that is recorded."""
         other = copy.copy(self)
         other.problems = [self.problems[j] for j in runs]
         other.resident = self.resident.only(runs)
@@ -126,7 +130,7 @@ class StackedEngine:
         arrived = self.arrive(states, [each.ids for each in drawn])
         plan = self._plan_of(arrived.rows, _shares(drawn), t)
         replied = self.train(arrived, plan)
-        finite_K = _finite(replied)
+        finite_K = finite_rows((replied.y_KP, replied.buffers_KR, replied.up, replied.own))
         self._plan_ahead(t + 1)  # while the device is busy
         losses = replied.loss_K.cpu()
         outcomes = self._outcomes(arrived, replied, losses, finite_K.cpu().tolist())
@@ -269,9 +273,7 @@ class StackedEngine:
 
     def _outcomes(self, arrived: Arrived, replied: Replied, losses: Tensor, finite: list[bool]) -> list[Outcome]:
         rule_is_personal = self.problems[0].buffer_rule == "personal"
-        received = num_bytes(arrived.down) // (len(arrived.rows) or 1)
-        if not (rule_is_personal and self.model.start_R.numel()):
-            received += num_bytes(self.model.start_R)
+        received = wire_bytes(self.problems[0], row(arrived.down, 0), self.model.start_R) if len(arrived.rows) else 0
         calls = [self._calls(f) for f in range(len(self.method.phases(self.config.epochs)))]
         trained: dict[int, tuple[Trained, bool]] = {}
         for i, k in enumerate(replied.who.tolist()):
@@ -390,12 +392,3 @@ def fusible(problem: Problem) -> bool:
 def _shares(drawn: Sequence[Draw]) -> list[float]:
     """Of the steps each client finishes; one that never answers makes none."""
     return [share if answer else 0.0 for d in drawn for share, answer in zip(d.shares, d.answers, strict=True)]
-
-
-def _finite(replied: Replied) -> Tensor:
-    """Which rows hold nothing but finite numbers."""
-    finite_K = torch.ones(len(replied.who), dtype=torch.bool, device=replied.y_KP.device)
-    for _, leaf in leaves((replied.y_KP, replied.buffers_KR, replied.up, replied.own)):
-        if leaf.is_floating_point():
-            finite_K &= torch.isfinite(leaf.reshape(len(leaf), -1)).all(dim=1) if leaf.numel() else True
-    return finite_K

@@ -15,12 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedncv.engine.choose import SequentialEngine
+from fedncv.engine.choose import decide
 from fedncv.engine.local import train
 from fedncv.engine.problem import DivergedError, Problem, State, arrivals
+from fedncv.engine.round import finite_rows
+from fedncv.engine.sequential import SequentialEngine
 from fedncv.engine.stacked import CannotStackError, StackedEngine
 from fedncv.methods.base import BufferRule
-from fedncv.tree import leaves, stack, tree_map
+from fedncv.tree import stack, tree_map
 
 Engine = SequentialEngine | StackedEngine
 GOLDEN = 0x9E3779B97F4A7C15  # the golden ratio in 64 bits: replicates' seeds lie far apart
@@ -35,10 +37,8 @@ class Everyone(NamedTuple):
 
 
 def engine_for(problems: Sequence[Problem]) -> Engine:
-    """Stacked on a GPU or where it is asked for; otherwise one client after the other."""
-    config = problems[0].config
-    on_gpu = problems[0].model.start_P.device.type == "cuda"
-    if config.engine == "stacked" or (config.engine == "auto" and on_gpu):
+    """Stacked on a GPU or where it is asked for; otherwise one client after the other, in torch's layers."""
+    if decide(problems).engine == "stacked":
         try:
             return StackedEngine(problems)
         except CannotStackError:
@@ -135,9 +135,7 @@ def _seeds(engine: StackedEngine, replicate: int) -> Iterator[None]:
 def _answers(ids_N: Tensor, x_P: Tensor, y_NP: Tensor, ups: Any) -> Everyone:
     """The answers, where all of them are numbers; DivergedError names the first client whose are not."""
     delta_NP = x_P - y_NP  # rounded as a client's own difference is, so that it is what the server is given
-    finite_N = torch.ones(len(ids_N), dtype=torch.bool, device=ids_N.device)
-    for _, leaf in leaves((delta_NP, ups)):
-        finite_N &= torch.isfinite(leaf.reshape(len(leaf), -1)).all(dim=1)
+    finite_N = finite_rows((delta_NP, ups))
     if not bool(finite_N.all()):
         client = int(ids_N[~finite_N][0])
         raise DivergedError(f"client {client} diverged when all clients were trained for the probe; try a lower lr")

@@ -1,31 +1,14 @@
-"""The runs of a study: made on disk, and run to their end, those of one method and shape together.
-
-`run_group` is the only place that knows how runs are run.
-"""
+"""The runs of a study on disk: made, compared with the study, and asked what became of them."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 from fedncv import store
 from fedncv.config import RunConfig, differences
 from fedncv.data import divide, load, statistics
 from fedncv.engine.check import check
-from fedncv.engine.choose import common
-from fedncv.engine.problem import build
-from fedncv.results import STATE, is_run, read_config, read_rows, read_run
-from fedncv.simulation import Course, Row, advance_together
+from fedncv.results import STATE, is_run, read_config, read_run
 from fedncv.study import NEUTRAL, PARTITION, Cell, Study
-
-
-class Watch(NamedTuple):
-    """Who is told what happens."""
-
-    begin: Callable[[list[RunConfig], list[int]], None]  # the runs that go on, and the rounds they already have
-    row: Callable[[RunConfig, Row], None]
-    end: Callable[[list[RunConfig]], None]  # of those that began together, also where some failed
-    say: Callable[[str], None]
 
 
 def check_study(study: Study) -> None:
@@ -72,76 +55,6 @@ def _is_over(folder: Path) -> bool:
         return read_run(folder).status != "unfinished"
     except ValueError:
         return False
-
-
-def run_cells(folders: list[Path], watch: Watch) -> None:
-    """Every run to its end, group after group; ValueError at the end for those that cannot be gone on with."""
-    refused: list[str] = []
-    for group in alike(folders):
-        try:
-            run_group(group, watch)
-        except ValueError as error:
-            refused += str(error).splitlines()
-    if refused:
-        raise ValueError("\n".join(dict.fromkeys(refused)))  # what all lack, such as data, is told once
-
-
-def run_group(group: list[Path], watch: Watch) -> None:
-    """Every run to its end; one that diverges says so, in its metrics too, and does not stop the others.
-
-    Nor does one that cannot be gone on with, as its files are damaged: a ValueError tells at the end.
-    """
-    courses: list[Course] = []
-    refused: list[str] = []
-    for folder in group:
-        try:
-            courses.append(_as_it_was_left(folder, courses, runs=len(group)))
-        except ValueError as error:
-            refused.append(str(error))
-    for together in _at_the_same_round(courses):
-        _run_together(together, watch)
-    if refused:
-        raise ValueError("\n".join(dict.fromkeys(refused)))
-
-
-def alike(folders: list[Path]) -> list[list[Path]]:
-    """What an engine can stack, together: seeds, learning rates and partitions of one method."""
-    groups: dict[RunConfig, list[Path]] = {}
-    for folder in folders:
-        groups.setdefault(common(read_config(folder)), []).append(folder)
-    return list(groups.values())
-
-
-def _as_it_was_left(folder: Path, others: list[Course], *, runs: int) -> Course:
-    """The run at its latest checkpoint."""
-    problem = build(read_config(folder))
-    if others:  # the samples are the same: on the device once
-        problem = problem._replace(dataset=others[0].problem.dataset)
-    state = store.load_state(folder, problem, runs=runs)
-    return Course(problem, state, read_rows(folder), folder)
-
-
-def _at_the_same_round(courses: list[Course]) -> list[list[Course]]:
-    """Those that stand furthest back first.
-
-    Round 0 is where a run stands before the initial model is measured and after it: only the rows tell which.
-    """
-    groups: dict[tuple[int, int], list[Course]] = {}
-    for course in courses:
-        groups.setdefault((course.state.round, len(course.rows)), []).append(course)
-    return [together for _, together in sorted(groups.items())]
-
-
-def _run_together(courses: list[Course], watch: Watch) -> None:
-    configs = [course.problem.config for course in courses]
-    watch.begin(configs, [course.state.round for course in courses])
-    try:
-        advance_together(courses, on_round=lambda course, row: watch.row(course.problem.config, row))
-    except ArithmeticError:
-        for course in courses:
-            if course.error is not None:
-                watch.say(f"{course.folder}: {course.error}")
-    watch.end(configs)
 
 
 def failures(out: Path, cells: list[Cell]) -> list[str]:

@@ -6,10 +6,13 @@ from typing import Any, NamedTuple
 
 from fedncv.config import RunConfig
 from fedncv.data import DATASETS, load
-from fedncv.engine.choose import Engine, engine_for
+from fedncv.engine.choose import engine_for
 from fedncv.engine.problem import State, build, start
+from fedncv.engine.protocol import Engine
 from fedncv.engine.sequential import one_thread
 from fedncv.study import Cell
+
+USUAL = 50_000  # samples of a dataset that is not in the registry, such as a folder of pictures
 
 
 class Cost(NamedTuple):
@@ -22,14 +25,19 @@ class Cost(NamedTuple):
 
 def expected_samples(config: RunConfig) -> float:
     """rounds · clients drawn · epochs · training samples of the mean client; uniform draws, nobody drops out."""
-    images = DATASETS[config.data].num_images
-    return config.rounds * config.per_round * config.epochs * images * (1 - config.test_share) / config.clients
+    samples = _num_samples(config.data) * (1 - config.test_share)
+    return config.rounds * config.per_round * config.epochs * samples / config.clients
 
 
 def measured_samples(config: RunConfig) -> float:
     """Samples trained on only to measure "after": every client once each time, and not counted as work."""
     times = 1 + (max(0, config.rounds - 1) // config.after_every if config.after_every else 0)
-    return times * config.epochs * DATASETS[config.data].num_images * (1 - config.test_share)
+    return times * config.epochs * _num_samples(config.data) * (1 - config.test_share)
+
+
+def _num_samples(data: str) -> int:
+    """Samples of a dataset; one that is not in the registry is taken for a usual one."""
+    return DATASETS[data].num_images if data in DATASETS else USUAL
 
 
 def calibrate(configs: list[RunConfig]) -> Cost:

@@ -13,7 +13,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from fedncv.studies.cells import Watch, run_group
+from fedncv.runner import Watch, reasons, refused, run_group
 
 PAUSE = 0.1  # seconds between two looks at the processes
 
@@ -69,13 +69,14 @@ def _work(group: list[Path], told: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes; the first one passes it on
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     watch = Watch(
-        begin=lambda configs, rounds: told.put(("begin", configs, rounds)),
-        row=lambda config, row: told.put(("row", config, row)),
-        end=lambda configs: told.put(("end", configs)),
-        say=lambda text: told.put(("say", text)),
+        begin=lambda folders, rounds: told.put(("begin", folders, rounds)),
+        row=lambda folder, row: told.put(("row", folder, row)),
+        fail=lambda folder, reason: told.put(("fail", folder, reason)),
+        end=lambda folders: told.put(("end", folders)),
     )
     try:
-        run_group(group, watch)
+        for reason in reasons(refused(run_group(group, watch))):
+            told.put(("failed", reason))
     except KeyboardInterrupt:
         pass
     except Exception as error:

@@ -1,0 +1,38 @@
+"""The protocol that every engine follows."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol, Self
+
+from fedncv.engine.gradients import Gradients
+from fedncv.engine.problem import Problem, Settled, State
+
+
+class Engine(Protocol):
+    """Run rounds and measurements of several runs that have ``choose.common`` in common.
+
+    ``states`` holds one state for each of ``problems``, in the same order, and so does every list that is returned.
+    """
+
+    problems: list[Problem]
+
+    @property
+    def layers(self) -> list[str]:
+        """The layers that each run trains in. They decide the last digits of its numbers."""
+
+    def run_rounds(self, states: Sequence[State]) -> list[Settled]:
+        """Run one round of every run; a run that diverged gives its error and leaves the others alone."""
+
+    def before(self, states: Sequence[State]) -> list[dict[str, Any]]:
+        """Score all clients before local training."""
+
+    def after(self, states: Sequence[State]) -> list[dict[str, Any]]:
+        """Score all clients after a local training that is not kept."""
+
+    def gradients(self, states: Sequence[State]) -> Iterable[Gradients]:
+        """Return the gradients of every client's samples, run by run."""
+
+    def only(self, runs: Sequence[int]) -> Self:
+        """Return the engine of some of its runs, for when the others have stopped; ``close`` either of the two."""
+
+    def close(self) -> None:
+        """Free what the engine holds outside of Python's memory."""

@@ -1,0 +1,304 @@
+"""Runs to their last round: every command and every function that trains comes through here.
+
+Runs that differ only in ``choose.OWN`` share an engine and go round by round together, as one stack on a GPU. Runs in
+folders are sorted into such groups first, and within a group by the round they have reached.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedncv.config import RunConfig
+from fedncv.data import prior_accuracy
+from fedncv.engine import gradients
+from fedncv.engine.choose import common, engine_for
+from fedncv.engine.problem import DivergedError, Problem, State, build
+from fedncv.engine.protocol import Engine
+from fedncv.engine.sequential import one_thread
+from fedncv.observatory import at_model
+from fedncv.probe import find_probe
+from fedncv.results import ACCURACY, read_config, read_rows
+
+Row = dict[str, Any]
+OnRound = Callable[["LiveRun", Row], None]
+
+
+# ---- one run ---------------------------------------------------------------------------------------------
+
+
+@dataclass
+class LiveRun:
+    """A run in progress: its state and rows, and its folder if it has one."""
+
+    problem: Problem
+    state: State
+    rows: list[Row] = field(default_factory=list)
+    folder: Path | None = None
+    error: DivergedError | None = None
+
+    def __post_init__(self) -> None:
+        self._journal = None
+        if self.folder is not None:
+            from fedncv.store import Journal
+
+            self._journal = Journal(self.folder, self.problem.config, self.state)
+
+    @property
+    def is_finished(self) -> bool:
+        return bool(self.rows) and self.state.round >= self.problem.config.rounds
+
+    def trains_in(self, layers: str) -> None:
+        if self._journal is not None:
+            self._journal.trains_in(layers)
+
+    def complete(self, state: State, row: Row, seconds: float) -> None:
+        """Record the round that led to ``state``."""
+        config = self.problem.config
+        self.state = state
+        self.rows.append(row)
+        if self._journal is not None:
+            self._journal.append(state, row, {"round": state.round, "seconds": seconds})
+            if state.round % config.checkpoint_every == 0 or state.round == config.rounds:
+                self._journal.checkpoint()
+
+    def fail(self, error: DivergedError) -> None:
+        self.error = error
+        if self._journal is not None:
+            self._journal.fail(str(error))
+
+    def checkpoint(self) -> None:
+        """Save what is complete; a run that failed has done so."""
+        if self._journal is not None and self.error is None:
+            self._journal.checkpoint()
+
+    def close(self) -> None:
+        """Let other processes have the folder."""
+        if self.folder is not None:
+            from fedncv.store import release
+
+            release(self.folder)
+
+
+def open_run(folder: Path, *, runs: int = 1, **objects: Any) -> LiveRun:
+    """Return the run in ``folder`` at its latest checkpoint, one of ``runs`` that share the memory.
+
+    ``objects`` stand in for the names in its config. Raise ValueError if it cannot be resumed.
+    """
+    from fedncv import store
+
+    problem = build(read_config(folder), **objects)
+    try:
+        state = store.load_state(folder, problem, runs=runs)
+        return LiveRun(problem, state, read_rows(folder), folder)
+    except ValueError:
+        store.release(folder)
+        raise
+
+
+# ---- runs that share an engine ---------------------------------------------------------------------------
+
+
+def train(runs: list[LiveRun], *, on_round: OnRound | None = None) -> None:
+    """Train runs that differ in ``choose.OWN`` only, and stand at the same round, to their last one.
+
+    A run that diverges stops there and the others continue; its error is raised at the end. However it ends, a run
+    with a folder is left with a checkpoint.
+    """
+    try:
+        if not runs[0].is_finished:
+            _train(engine_for([run.problem for run in runs]), runs, on_round)
+    finally:
+        for run in runs:
+            run.close()
+    for run in runs:
+        if run.error is not None:
+            raise run.error
+
+
+def _train(engine: Engine, runs: list[LiveRun], on_round: OnRound | None) -> None:
+    live, config = runs, runs[0].problem.config
+    for run, layers in zip(live, engine.layers, strict=True):
+        run.trains_in(layers)
+    try:
+        with one_thread():
+            if config.probe:
+                gradients.check(engine.problems[0])
+            if not live[0].rows:
+                rows = [{"round": 0} | floor(run.problem) for run in live]
+                _complete(engine, live, [run.state for run in live], rows, time.perf_counter(), on_round)
+                engine, live = _without_failed(engine, live)
+            while live and live[0].state.round < config.rounds:
+                began = time.perf_counter()
+                settled = engine.run_rounds([run.state for run in live])
+                for run, outcome in zip(live, settled, strict=True):
+                    if isinstance(outcome, DivergedError):
+                        run.fail(outcome)
+                engine, live = _without_failed(engine, live)
+                done = [outcome for outcome in settled if not isinstance(outcome, DivergedError)]
+                _complete(engine, live, [state for state, _ in done], [row for _, row in done], began, on_round)
+                engine, live = _without_failed(engine, live)
+    except BaseException:  # Ctrl-C, a callback that raised, a worker that cannot go on
+        for run in runs:
+            run.checkpoint()
+        raise
+    finally:
+        engine.close()
+
+
+def _without_failed(engine: Engine, runs: list[LiveRun]) -> tuple[Engine, list[LiveRun]]:
+    left = [j for j, run in enumerate(runs) if run.error is None]
+    return (engine.only(left) if 0 < len(left) < len(runs) else engine), [runs[j] for j in left]
+
+
+def _complete(
+    engine: Engine, runs: list[LiveRun], states: list[State], rows: list[Row], began: float, on_round: OnRound | None
+) -> None:
+    if not runs:
+        return
+    measured = _measure_each(engine, runs[0].problem.config, states)
+    seconds = (time.perf_counter() - began) / len(runs)  # a run's share of what they took together
+    for run, state, row, found in zip(runs, states, rows, measured, strict=True):
+        if isinstance(found, DivergedError):
+            run.fail(found)
+            continue
+        run.complete(state, row | found, seconds)
+        if on_round is not None:
+            on_round(run, row | found)
+
+
+def _measure_each(engine: Engine, config: RunConfig, states: list[State]) -> list[Row | DivergedError]:
+    """Measure what is due for each; where a score is not finite, run by run, to find whose it is."""
+    try:
+        return list(measure(engine, config, states))
+    except DivergedError as error:
+        if len(states) == 1:
+            return [error]
+    return [_measure_each(engine.only([j]), config, [state])[0] for j, state in enumerate(states)]
+
+
+def measure(engine: Engine, config: RunConfig, states: list[State]) -> list[Row]:
+    """Return what is due after this round: scores before local training, after it, the probe, or nothing."""
+    t = states[0].round
+    last = t == config.rounds
+    rows: list[Row] = [{} for _ in states]
+    if last or (config.eval_every and t % config.eval_every == 0):
+        rows = [row | measured for row, measured in zip(rows, engine.before(states), strict=True)]
+    if last or (config.after_every and t and t % config.after_every == 0):
+        rows = [row | measured for row, measured in zip(rows, engine.after(states), strict=True)]
+    probe = find_probe(config.probe)
+    if probe is not None and probe.due(t, config.rounds):
+        splits = map(at_model.split, engine.gradients(states), engine.problems)
+        rows = [row | at_model.row(measured) for row, measured in zip(rows, splits, strict=True)]
+    return rows
+
+
+def floor(problem: Problem) -> Row:
+    """Return the accuracy of always naming a client's majority class, or the score's name if it is not an accuracy."""
+    if problem.task.score_name != ACCURACY:
+        return {"score_name": problem.task.score_name}
+    labels = problem.dataset.y
+    if labels.is_floating_point() or labels.dim() != 1:
+        return {}
+    accuracy = prior_accuracy(labels.cpu().numpy(), problem.clients, problem.dataset.num_classes)
+    return {} if math.isnan(accuracy) else {"label_prior": accuracy}
+
+
+# ---- runs in folders -------------------------------------------------------------------------------------
+
+
+class Watch(NamedTuple):
+    """Callbacks for runs in folders."""
+
+    begin: Callable[[list[Path], list[int]], None]  # the runs that begin together, and the rounds they already have
+    row: Callable[[Path, Row], None]
+    fail: Callable[[Path, str], None]  # a run that diverged or cannot be resumed, and the reason
+    end: Callable[[list[Path]], None]  # those that began together, failed ones included
+
+
+class Failure(NamedTuple):
+    """A run without an end: DivergedError, or ValueError where it cannot be resumed."""
+
+    folder: Path
+    error: Exception
+
+
+def refused(failures: list[Failure]) -> list[Failure]:
+    """Return those that could not be resumed. A run that diverged is not among them: it has a result."""
+    return [failure for failure in failures if not isinstance(failure.error, DivergedError)]
+
+
+def reasons(failures: list[Failure]) -> list[str]:
+    """Return a line for each reason, with the first run that it stopped and the number of others."""
+    folders: dict[str, list[Path]] = {}
+    for folder, error in failures:
+        folders.setdefault(str(error), []).append(folder)
+    return [
+        f"{first}{f' and {len(others)} more' if others else ''}: {reason}"
+        for reason, (first, *others) in folders.items()
+    ]
+
+
+def run_folders(folders: list[Path], watch: Watch) -> list[Failure]:
+    """Train the runs in these folders to their end, group after group; return those that failed."""
+    return [failure for group in alike(folders) for failure in run_group(group, watch)]
+
+
+def alike(folders: list[Path]) -> list[list[Path]]:
+    """Sort runs into groups that can share an engine: seeds, learning rates and partitions of one method."""
+    groups: dict[RunConfig, list[Path]] = {}
+    for folder in folders:
+        groups.setdefault(common(read_config(folder)), []).append(folder)
+    return list(groups.values())
+
+
+def run_group(group: list[Path], watch: Watch) -> list[Failure]:
+    """Train runs that can share an engine to their end; return those that failed. One that fails stops no other."""
+    runs: list[LiveRun] = []
+    failures: list[Failure] = []
+
+    def fail(folder: Path, error: Exception) -> None:
+        failures.append(Failure(folder, error))
+        watch.fail(folder, str(error))
+
+    for folder in group:
+        try:
+            run = open_run(folder, runs=len(group))
+        except ValueError as error:
+            fail(folder, error)
+            continue
+        if run.is_finished:
+            run.close()
+            continue
+        if runs:  # the samples are the same: on the device once
+            run.problem = run.problem._replace(dataset=runs[0].problem.dataset)
+        runs.append(run)
+    for together in _at_the_same_round(runs):
+        folders = list(map(_folder, together))
+        watch.begin(folders, [run.state.round for run in together])
+        try:
+            train(together, on_round=lambda run, row: watch.row(_folder(run), row))
+        except (ArithmeticError, ValueError) as error:
+            for run in together:
+                if not run.is_finished:
+                    fail(_folder(run), run.error or error)
+        watch.end(folders)
+    return failures
+
+
+def _folder(run: LiveRun) -> Path:
+    assert run.folder is not None, "a run that was opened has one"
+    return run.folder
+
+
+def _at_the_same_round(runs: list[LiveRun]) -> list[list[LiveRun]]:
+    """Sort runs by the round they have reached, the earliest first.
+
+    Round 0 is where a run stands before the initial model is measured and after it: only the rows tell which.
+    """
+    groups: dict[tuple[int, int], list[LiveRun]] = {}
+    for run in runs:
+        groups.setdefault((run.state.round, len(run.rows)), []).append(run)
+    return [together for _, together in sorted(groups.items())]
