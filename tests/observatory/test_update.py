@@ -7,7 +7,7 @@ from itertools import combinations, product
 import numpy as np
 import pytest
 import torch
-from federations import FULL_FEDNCV, full_fedncv, quadratics, tiny, vector
+from federations import FULL_FEDNCV, full_fedncv, inside, quadratics, tiny, vector
 from torch.testing import assert_close
 
 from fedncv.engine.local import train
@@ -66,8 +66,8 @@ def steps(problem, state, everybody):
 
 
 def model(problem, state):
-    """What clients are sent to train from: the first part of every server's message."""
-    return problem.method.broadcast(state.server, torch.tensor([0]))[0][0]
+    """What clients are sent to train from."""
+    return problem.method.model(state.server)
 
 
 def weighted_mean(problem, state, everybody):
@@ -193,7 +193,7 @@ def test_the_coefficient_in_use_is_found_and_the_parabola_passes_through_the_err
 @pytest.mark.parametrize("method", [STILL, UNBIASED])
 def test_a_coefficient_that_is_learned_is_found_too(method):
     problem, state = walked(method)
-    learned = float(running_beta(state.server.moments))
+    learned = float(running_beta(inside(state.server, "moments")))
     assert 0.1 < learned < 1
     assert probed(problem, state)[0]["beta"] == pytest.approx(learned, abs=1e-9)
 
@@ -201,13 +201,13 @@ def test_a_coefficient_that_is_learned_is_found_too(method):
 @pytest.mark.parametrize("weights", ["", "+ht"])
 def test_no_other_coefficient_errs_less_than_the_best_one(weights):
     """The best one is put into the method, and the neighbours on either side; the memory is kept, not the path."""
-    method = "fedncv:momentum=off,drift=off+memory" + weights
-    problem, state = walked(method + ",beta=0.5")
+    method = "fedncv:momentum=off,drift=off" + weights
+    problem, state = walked(f"{method}+memory:beta=0.5")
     row, _ = probed(problem, state)
     assert 0.05 < row["beta_best"] < 0.95
     found = []
     for beta in (row["beta_best"] - 0.05, row["beta_best"], row["beta_best"] + 0.05):
-        again = small(f"{method},beta={beta}")
+        again = small(f"{method}+memory:beta={beta}")
         found.append(probed(again, state)[0]["mse"])
     assert found[1] == pytest.approx(row["best"], rel=1e-8)
     assert found[0] > found[1] < found[2]
@@ -236,12 +236,15 @@ def test_steps_that_remember_something_else_or_nothing_have_no_beta(method):
 @pytest.mark.parametrize("drift", ["on", "learned"])
 def test_alpha_in_use_is_the_servers_and_the_best_one_fits_the_fresh_gradients(drift):
     problem, state = walked(f"fedncv:drift={drift},prior=off,even=off", batch_size=100)
-    everybody, server, n_N = replies(problem, state), state.server, problem.federation.sizes_N
+    everybody, n_N = replies(problem, state), problem.federation.sizes_N
+    server = state.server.server.server  # inside average and momentum
     row, _ = probed(problem, state)
     assert row["alpha_clients"] == sorted(server.alpha)
     assert row["alpha"] == pytest.approx([float(server.alpha[u]) for u in sorted(server.alpha)])
-    e_NP = problem.method.broadcast(server, torch.arange(5)).e_Q
-    fresh = [r.trained.up.delta_Q / problem.config.lr + e_P for r, e_P in zip(everybody, e_NP, strict=True)]  # one step
+    e_NP = problem.method.broadcast(state.server, torch.arange(5)).e_P
+    fresh = [
+        r.trained.up.up.delta_P / problem.config.lr + e_P for r, e_P in zip(everybody, e_NP, strict=True)
+    ]  # one step
     mean_P = sum(n * c for n, c in zip(n_N, fresh, strict=True)) / n_N.sum()
     seen = sorted(server.c)
     old_P = sum(n_N[u] * server.c[u] for u in seen) / sum(n_N[u] for u in seen)

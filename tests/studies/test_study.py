@@ -151,7 +151,10 @@ def test_datasets_methods_and_seeds_can_be_added_and_nothing_else(study):
     assert extend(study, moved, where=Path("out")).settings.device == "cuda"
 
 
-OTHER_MACHINE = {"device": "cuda", "engine": "stacked", "rows": "disk", "data_dir": "elsewhere", "checkpoint_every": 3}
+OTHER_MACHINE = {
+    "device": "cuda", "engine": "stacked", "layers": "torch", "rows": "disk", "data_dir": "elsewhere",
+    "checkpoint_every": 3,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", named("machine", "measurement"))
