@@ -113,7 +113,7 @@ def draws(device: torch.device) -> float:
 
 
 def layer(C: int, D: int, device: torch.device) -> float:
-    """The kernels in float32 against the plain operations in float64, forward and backward."""
+    """Return the kernels in float32 against the plain operations in float64, forward and backward."""
     from fedncv.engine import fused_kernels
 
     generator = torch.Generator().manual_seed(0)
@@ -162,7 +162,7 @@ def _going(settled: Any) -> Any:
 
 
 def distance(ours: Any, theirs: Any) -> float:
-    """The largest difference of two trees, relative where numbers are large."""
+    """Return the largest difference of two trees, relative where numbers are large."""
     worst = 0.0
     for (path, a), (other, b) in zip(leaves(ours), leaves(theirs), strict=True):
         assert path == other, f"{path} is not {other}"
@@ -197,7 +197,7 @@ def one_round(device: torch.device) -> float:
 
 
 def little_memory(device: torch.device) -> float:
-    """A stack of 400 clients where there is room for fewer: halved until it fits, and the same numbers."""
+    """Return a stack of 400 clients where there is room for fewer: halved until it fits, and the same numbers."""
     settings: dict[str, Any] = {"clients": 400, "per_round": 400, "partition": "iid", "momentum": 0.0, "epochs": 1}
     settings |= {"stragglers": 0.0, "batch_size": 32}
     data = images(400 * 24, shape=(3, 32, 32))

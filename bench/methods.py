@@ -61,12 +61,12 @@ def main() -> None:
 
 
 def of_method(problem: Problem, name: str) -> Problem:
-    """The same clients, model and samples under another method."""
+    """Return the same clients, model and samples under another method."""
     return problem._replace(config=replace(problem.config, method=name), method=find_method(name))
 
 
 def recorded(made: list[Problem], rounds: int, ratio: float) -> tuple[StackedEngine, float]:
-    """An engine that has run these rounds once, and the seconds that took."""
+    """Return an engine that has run these rounds once, and the seconds that took."""
     began = time.perf_counter()
     engine, states = StackedEngine(made, ratio=ratio), [start(problem) for problem in made]
     for _ in range(rounds):

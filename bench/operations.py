@@ -149,7 +149,7 @@ def main() -> None:
 
 
 def counted(made: list[Any], rounds: int) -> Counts:
-    """The round after ``rounds`` others."""
+    """Return the round after ``rounds`` others."""
     engine, states = StackedEngine(made, fused=False), [start(problem) for problem in made]
     for _ in range(rounds):
         states = advanced(engine, states)

@@ -256,7 +256,7 @@ def convolution(name: str, layer: nn.Conv2d, a: Tensor, d: Tensor) -> None:
         return a.unfold(3, wide, 1).permute(0, 1, 4, 2, 3).reshape(B, C * wide, H, wide_out)
 
     def windows() -> Tensor:
-        """All that the kernel lies on, one strided copy, and one product."""
+        """Return all that the kernel lies on, one strided copy, and one product."""
         seen = a.unfold(2, high, 1).unfold(3, wide, 1).permute(0, 1, 4, 5, 2, 3).flatten(4).flatten(1, 3)
         return (d.flatten(2) @ seen.transpose(1, 2)).flatten(1)
 
@@ -267,7 +267,7 @@ def convolution(name: str, layer: nn.Conv2d, a: Tensor, d: Tensor) -> None:
         return g.flip(2).transpose(2, 3).reshape(B, -1)
 
     def groups() -> Tensor:
-        """A convolution of a with d, in which every sample is a group."""
+        """Return a convolution of a with d, in which every sample is a group."""
         g = F.conv2d(a.transpose(0, 1), d.reshape(B * D, 1, high_out, wide_out), groups=B)
         return g.view(C, B, D, high * wide).permute(1, 2, 0, 3).reshape(B, -1)
 

@@ -23,7 +23,7 @@ def images(num_samples: int = 60_000, shape: tuple[int, ...] = (3, 32, 32), num_
 
 
 def problems(seeds: int, *, data: Dataset | None = None, **settings: Any) -> list[Problem]:
-    """One problem a seed; they share the samples on the device."""
+    """Return one problem a seed; they share the samples on the device."""
     data = data or images()
     made = [build(RunConfig(**({"data": "custom"} | settings), seed=seed), data=data) for seed in range(seeds)]
     return [each._replace(dataset=made[0].dataset) for each in made]

@@ -172,7 +172,7 @@ def profile(engine: StackedEngine, states: list[Any]) -> None:
 
 
 def plain(problem: Problem, *, seconds: float) -> tuple[int, float]:
-    """The study as most people write it: a module, an optimizer, one client after the other."""
+    """Return the study as most people write it: a module, an optimizer, one client after the other."""
     device, dataset = problem.model.start_P.device, problem.dataset
     module = LeNet5(dataset.input_shape, dataset.num_classes).to(device)
     samples, began, warm = 0, time.perf_counter(), False

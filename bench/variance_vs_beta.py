@@ -47,7 +47,7 @@ class Frozen(NamedTuple):
 
 
 def updates(problem: Problem, state: State, ids: np.ndarray) -> list[Reply]:
-    """The clients' real local training from the state's model."""
+    """Return the clients' real local training from the state's model."""
     replies = []
     for arrival in arrivals(problem, state, ids):
         trained = train(problem, state.round, arrival)
@@ -126,7 +126,7 @@ class Curves(NamedTuple):
     num_draws: int
 
     def at(self, beta: float) -> float:
-        """The variance is a parabola in β: three points of the enumeration give it everywhere."""
+        """Return the variance is a parabola in β: three points of the enumeration give it everywhere."""
         return float(np.polyval(np.polyfit(self.beta_G, self.listed_G, 2), beta))
 
 

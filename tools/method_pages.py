@@ -104,7 +104,7 @@ def index():
 
 
 def with_hand_written(path, head):
-    """The generated part, and below the marker whatever the page has there now."""
+    """Return the generated part, and below the marker whatever the page has there now."""
     old = path.read_text(encoding="utf-8") if path.exists() else ""
     _, found, below = old.partition(MARKER + "\n")
     return head + (below if found else NEW)

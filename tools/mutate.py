@@ -58,7 +58,7 @@ class Job(NamedTuple):
 
 
 def variants(node: ast.AST) -> Iterator[ast.AST]:
-    """Every small change of one node."""
+    """Yield every small change of one node."""
     if isinstance(node, ast.BinOp):
         if type(node.op) in SWAPS:
             yield ast.BinOp(node.left, SWAPS[type(node.op)](), node.right)  # type: ignore[arg-type]
@@ -92,7 +92,7 @@ def variants(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def mutants(source: str, prefix: str = "") -> Iterator[Mutant]:
-    """Every small change of every function and method; a number is named with what stands around it."""
+    """Yield every small change of every function and method; a number is named with what stands around it."""
     tree = ast.parse(source)
     skip = {id(n) for a in ast.walk(tree) for n in _untouched(a)}
     owner = {id(n): name for name, function in _functions(tree) for n in ast.walk(function)}

@@ -27,7 +27,7 @@ from fedncv.studies.study import FILE, PARTITION, Study, extend, read_study, to_
 
 
 def joined(parts: list[Path]) -> Study:
-    """The study that the parts are parts of."""
+    """Return the study that the parts are parts of."""
     whole, *others = (read_study(part) for part in parts)
     for part, study in zip(parts[1:], others, strict=True):
         rates = {c: whole.lr.get(c, {}) | study.lr.get(c, {}) for c in {**whole.lr, **study.lr}}

@@ -55,7 +55,7 @@ def scores(runs: list[Run], metric: str) -> Scores:
 
 
 def closest(look: Scores) -> str:
-    """The method whose interval below FedNCV reaches lowest."""
+    """Return the method whose interval below FedNCV reaches lowest."""
     others = {method: paired(look["fedncv"], seeds) for method, seeds in look.items() if method != "fedncv"}
     method = min(others, key=lambda name: others[name].low)
     return f"{others[method].difference:+.3f} ({others[method].low:+.3f} to {others[method].high:+.3f}) {method}"

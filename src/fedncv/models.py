@@ -1,4 +1,4 @@
-"""Models by name. Any ``package.module:function`` that maps (input shape, outputs) to a module works too."""
+"""Models by name. Any ``package.module:function`` that maps (input shape, outputs) to a module works as well."""
 
 import importlib
 import os
@@ -12,12 +12,12 @@ from fedncv.spec import nearest
 
 
 class LeNet5(nn.Module):
-    """conv 5x5 -> BN -> ReLU -> pool, twice; two linear layers; and the head. For images of 16x16 and more."""
+    """conv 5x5 -> BN -> ReLU -> pool, twice; two linear layers; and the head. For images of at least 16x16."""
 
     def __init__(self, input_shape: tuple[int, ...], num_classes: int) -> None:
         super().__init__()
         if len(input_shape) != 3 or min(input_shape[1:]) < 16:
-            raise ValueError(f"lenet5 takes images of 16x16 and more, not inputs of shape {input_shape}; try mlp")
+            raise ValueError(f"lenet5 needs images of at least 16x16, not inputs of shape {input_shape}; try mlp")
         channels, *sides = input_shape
         flat = 16 * prod(((side - 4) // 2 - 4) // 2 for side in sides)
         self.body = nn.Sequential(
@@ -57,14 +57,14 @@ def find_model(name: str) -> Factory:
     return factory
 
 
-def import_object(name: str, *, what: str):  # type: ignore[no-untyped-def]  # whatever the user's module holds
-    """The object called ``package.module:name``."""
+def import_object(name: str, *, what: str):  # type: ignore[no-untyped-def]  # any object of the user's module
+    """Import the object ``package.module:name``."""
     module, _, attribute = name.partition(":")
-    if os.getcwd() not in sys.path:  # a console script does not look where its user stands
+    if os.getcwd() not in sys.path:  # a console script does not search the working directory
         sys.path.append(os.getcwd())
     try:
         return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(
-            f"{what} {name!r} cannot be imported: {error}; name it as package.module:function, from here or installed"
+            f"{what} {name!r} cannot be imported: {error}; write package.module:function, in this folder or installed"
         ) from None

@@ -1,7 +1,7 @@
-"""``name:key=value,key=value``: how a method, a partition or a schedule is named in a config or a command.
+"""Parse ``name:key=value,key=value``, the text of a method, a partition or a schedule in a config or a command.
 
 The knobs are the keyword-only parameters of a callable (a function or a keyword-only dataclass), so they
-are written down once, where they are used.
+are defined once, where they are used.
 
 >>> def dirichlet(labels, *, alpha: float = 0.1, min_samples: int = 10): ...
 >>> parse("dirichlet:alpha=1", {"dirichlet": dirichlet}, what="partition")
@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 
 def nearest(word: str, choices: Iterable[str], *, what: str) -> str:
-    """'unknown method 'fedavgg'; did you mean 'fedavg'? (there are …)': the one line a typo gets."""
+    """Return the message for a typo: "unknown method 'fedavgg'; did you mean 'fedavg'? (there are …)"."""
     choices = list(choices)
     close = difflib.get_close_matches(word, choices, n=1, cutoff=0.5)
     hint = f"; did you mean {close[0]!r}?" if close else ""
@@ -23,14 +23,14 @@ def nearest(word: str, choices: Iterable[str], *, what: str) -> str:
 
 
 def knobs(function: Callable[..., Any]) -> dict[str, Any]:
-    """Knob -> type, for every keyword-only parameter that a text can set."""
+    """Return knob -> type, for every keyword-only parameter that a text can set."""
     hints = get_type_hints(function)
     parameters = inspect.signature(function).parameters.values()
     return {p.name: hints[p.name] for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
 def parse(text: str, choices: Mapping[str, Callable[..., Any]], *, what: str) -> tuple[str, dict[str, Any]]:
-    """The name and the knobs that ``text`` sets; ValueError with the offending word and the remedy."""
+    """Return the name and the knobs that ``text`` sets; raise ValueError with the offending word and the remedy."""
     name, _, rest = text.partition(":")
     if name not in choices:
         raise ValueError(nearest(name, choices, what=what))
@@ -48,7 +48,7 @@ def parse(text: str, choices: Mapping[str, Callable[..., Any]], *, what: str) ->
 
 
 def write(name: str, values: Mapping[str, Any]) -> str:
-    """The text that ``parse`` reads back."""
+    """Return the text that ``parse`` reads back."""
     parts = (f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in values.items())
     return ":".join(filter(None, [name, ",".join(parts)]))
 

@@ -21,13 +21,13 @@ from fedncv.flat import Model
 from fedncv.keys import key_for
 
 VECTOR_BYTES = 64
-TRIAL = 5  # samples on which both models are compared before the compiled one is trusted
+TRIAL = 5  # samples on which both models are compared before the compiled one is used
 
 _PLAIN: WeakKeyDictionary[Model, Model] = WeakKeyDictionary()
 
 
 class Block(torch.autograd.Function):
-    """x, w, bias, gamma, beta, running_mean, running_var, eps, momentum -> out; the running two are moved."""
+    """x, w, bias, gamma, beta, running_mean, running_var, eps, momentum -> out; updates the running statistics."""
 
     @staticmethod
     def forward(
@@ -71,28 +71,28 @@ class Block(torch.autograd.Function):
 
 
 def lanes(dtype: torch.dtype) -> int:
-    """Samples in a vector."""
+    """Return the number of samples in a vector."""
     return VECTOR_BYTES // dtype.itemsize
 
 
 def padded(samples: int, dtype: torch.dtype) -> int:
-    """Samples in as many vectors as these need."""
+    """Return the number of samples, rounded up to whole vectors."""
     return -(-samples // lanes(dtype)) * lanes(dtype)
 
 
 def _library(dtype: torch.dtype) -> ctypes.CDLL:
     found = library(dtype)
-    assert found is not None, "only models that `fused` accepted come here"
+    assert found is not None, "only models accepted by `fused` come here"
     return found
 
 
 def _pointers(*tensors: Tensor | None) -> list[int | None]:
-    """Addresses; the caller holds the tensors as long as they are used."""
+    """Return the addresses; the caller must keep the tensors alive."""
     return [None if tensor is None else tensor.data_ptr() for tensor in tensors]
 
 
 class FusedConv(nn.Module):
-    """The convolution, which does the work of the three layers behind it too; they keep their names."""
+    """The convolution, which also does the work of the next three layers; they keep their names."""
 
     def __init__(self, plain: nn.Conv2d, norm: "PassedNorm") -> None:
         super().__init__()
@@ -132,7 +132,7 @@ class PassedNorm(nn.Module):
 
 
 def _fits(x: Tensor, w: Tensor, *vectors: Tensor | None) -> bool:
-    """Whether the kernel, which checks nothing, may be given these; torch's own layers name what is wrong."""
+    """Return whether the kernel, which checks nothing, accepts these; otherwise torch's layers report the error."""
     return (
         x.dim() == 4
         and x.shape[1] == w.shape[1]
@@ -146,7 +146,7 @@ def _fits(x: Tensor, w: Tensor, *vectors: Tensor | None) -> bool:
 
 
 def fused(problem: Problem) -> Problem:
-    """The problem with compiled layers where its model has a place for them; the same problem otherwise."""
+    """Return the problem with compiled layers if its model can use them; the same problem otherwise."""
     model, fused_layers = problem.model, 0
 
     def change(module: nn.Module) -> None:
@@ -166,12 +166,12 @@ def fused(problem: Problem) -> Problem:
 
 
 def unfused(model: Model) -> Model:
-    """The model that ``fused`` was given, with torch's layers; any other as it is."""
+    """Return the original of a model changed by ``fused``, with torch's layers; any other model unchanged."""
     return _PLAIN.get(model, model)
 
 
 def agree(model: Model, other: Model, inputs: Tensor) -> bool:
-    """Whether both give the same logits, features, statistics and gradient; a module may use its layers in odd ways."""
+    """Return whether both give the same logits, features, statistics and gradient; a module may use layers oddly."""
     results = []
     for each in (model, other):
         leaf_P = each.start_P.detach().requires_grad_()
@@ -184,7 +184,7 @@ def agree(model: Model, other: Model, inputs: Tensor) -> bool:
 
 
 def fuse(module: nn.Module) -> int:
-    """Fuse what can be. -> how many"""
+    """Fuse all possible blocks; return their number."""
     found = list(blocks(module))
     for block in found:
         _, _, conv, norm = block
