@@ -33,8 +33,8 @@ def main() -> None:
     print(f"one sample: {flops / 1e6:.2f} MFLOP, at least {moved / 1e3:.0f} kB moved, {flops / moved:.1f} FLOP/byte")
     print(f"measured ceilings: {copy_rate / 1e12:.2f} TB/s copied, {multiply_rate / 1e12:.1f} TFLOP/s float32 products")
     floor = max(flops / multiply_rate, moved / copy_rate)
-    print(f"floor: {1 / floor / 1e6:.1f} M samples/s")
-    print(f"{'clients':>8s} {'us/step':>10s} {'samples/s':>12s} {'TFLOP/s':>8s} {'of the floor':>12s}")
+    print(f"upper bound: {1 / floor / 1e6:.1f} M samples/s")
+    print(f"{'clients':>8s} {'us/step':>10s} {'samples/s':>12s} {'TFLOP/s':>8s} {'of the bound':>12s}")
     for clients in (1, 2, 5, 10, 20, 50, 100):
         seconds = step_time(device, clients)
         rate = clients * BATCH / seconds

@@ -87,7 +87,7 @@ def cost(config: RunConfig, method: str, num_draws: int) -> dict[str, Any]:
         beside, _ = timed(lambda: probe(problem, states[0], *answers, num_draws=num_draws))
     row = {"method": method, "data": config.data, "device": config.device, "clients": config.clients}
     row |= {"training": training, "beside": beside, "factor": (training + beside) / training}
-    print(f"{method:28s} training {training:.2f} s, beside it {beside:.2f} s: {row['factor']:.2f} times", flush=True)
+    print(f"{method:28s} training {training:.2f} s, the rest {beside:.2f} s: {row['factor']:.2f} times", flush=True)
     return row
 
 

@@ -96,7 +96,7 @@ def collected(problem: Problem, found: Iterable[Moments]) -> Gradients:
 
 
 def moments(model: Model, task: Task, inputs: Inputs, at: Standing, parts: Sequence[Tensor]) -> Moments:
-    """Of K clients at one model; ``parts`` are their sample numbers, none of them empty."""
+    """Return the moments of K clients at one model; ``parts`` are their sample numbers, none of them empty."""
     told = layers_of(model, task, lambda: inputs(parts[0][:2].to(at.y_P.device)))
     if told is None:
         size = max(1, chunk_bytes(at.y_P) // (at.y_P.numel() * at.y_P.element_size()))
@@ -106,7 +106,7 @@ def moments(model: Model, task: Task, inputs: Inputs, at: Standing, parts: Seque
 
 
 class Chunk(NamedTuple):
-    """Some samples in a row, which lie client by client."""
+    """Consecutive samples, ordered by client."""
 
     here: slice  # the clients they belong to
     sizes: list[int]  # and how many are whose

@@ -183,7 +183,7 @@ def _batch_orders(problem: Problem, state: State, errors: Errors, answers: Every
 
 
 def _steps_again(server: Server, errors: Errors, answers: Everyone, again: Everyone) -> Tensor:
-    """d'_u. Most servers take an update as it is: d'_u - d_u = omega_u (Delta'_u - Delta_u), tried on two clients."""
+    """d'_u. Most servers do not change an update: d'_u - d_u = omega_u (Delta'_u - Delta_u), tried on two clients."""
     omega_N = server.p_N / server.inclusion_N if errors.form == "sum" else torch.ones_like(server.p_N)
     moved_NP = omega_N[:, None] * (again.delta_NP - answers.delta_NP)
     places = torch.arange(len(moved_NP), device=moved_NP.device)

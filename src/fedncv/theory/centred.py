@@ -182,7 +182,7 @@ STATEMENTS = (
     Statement("limit β = 1", "with equal sizes ĝ at β = 1 is FedVARP", DRAW, equal_size_cases, beta_one_is_fedvarp),
     Statement(
         "incremental sums",
-        "h̄ updated row by row equals h̄ computed anew, also if sizes change",
+        "h̄ updated row by row equals h̄ recomputed, also if sizes change",
         DRAW,
         unit_cases,
         sums_survive_changing_sizes,
