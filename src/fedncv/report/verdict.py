@@ -167,7 +167,7 @@ def _values(column: Column) -> Claim:
     if prior is not None and 100 * prior > best:
         why = (
             f"Every printed value is at most {best:.2f}, below the {100 * prior:.1f} that predicting each client's "
-            "majority class reaches without learning. So this column probably has another partition than stated."
+            "majority class reaches without learning. So its partition was probably not the stated one."
         )
     return Claim(where, paper, measured, verdict, why)
 
