@@ -1,11 +1,11 @@
-"""Equality on a GPU: everything the tests check on a CPU and cannot check on the device there.
+"""Check on a GPU what the tests can check only on a CPU.
 
     python bench/check_gpu.py                          # exit status 1 if anything differs
     python bench/check_gpu.py --methods fedavg fedgen
 
-Kernels against their definitions, the stacked engine on the device against the sequential one on the CPU (runs with
-learning rates, partitions and seeds of their own in one stack), memory that does not suffice, and clients that are kept
-elsewhere. Needs nothing but the package.
+It compares kernels with their definitions, and the stacked engine on the device with the sequential one on the CPU
+(runs with different learning rates, partitions and seeds in one stack). It also tests too little memory, and clients'
+state stored off the device. Needs only the package.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from fedncv.engine.stacked import StackedEngine
 from fedncv.methods import METHODS
 from fedncv.tree import leaves
 
-QUICK = {"fedgen": "fedgen:generator_steps=3,hidden=8"}  # a server that trains for long says nothing more here
+QUICK = {"fedgen": "fedgen:generator_steps=3,hidden=8"}  # longer training of the server would test nothing more
 SMALL: dict[str, Any] = {
     "data": "custom", "clients": 6, "per_round": 4, "rounds": 9, "epochs": 2, "batch_size": 8, "momentum": 0.5,
     "stragglers": 0.3, "dropout": 0.1, "partition": "dirichlet:alpha=1",
@@ -56,7 +56,7 @@ def main() -> None:
     checks: list[tuple[str, Callable[[], float], float]] = [
         ("philox in one kernel: words", lambda: philox(device), 0),
         ("draws under vmap", lambda: draws(device), 0),
-        ("a stack for which memory does not suffice", lambda: little_memory(device), 1e-4),
+        ("a stack with too little memory", lambda: little_memory(device), 1e-4),
         ("clients kept in host memory", lambda: kept(device, "host"), 0),
         ("clients kept in a file", lambda: kept(device, "file"), 0),
     ]
@@ -84,7 +84,7 @@ def main() -> None:
 
 
 def philox(device: torch.device) -> float:
-    """Random123's known answer, and random words of many shapes against the arithmetic on the CPU."""
+    """Compare with Random123's known answer, and random words of many shapes with the CPU."""
     counter = [torch.tensor(word, device=device) for word in (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344)]
     words = keys.philox(torch.tensor([0xA4093822, 0x299F31D0], device=device), *counter)
     assert [int(word) for word in words] == [0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1], "known answer"
@@ -98,7 +98,7 @@ def philox(device: torch.device) -> float:
 
 
 def draws(device: torch.device) -> float:
-    """Folded keys and permutations for stacked keys, one by one on the CPU."""
+    """Compare folded keys and permutations of stacked keys with single ones on the CPU."""
     key_K2 = keys.key_for(1, "check", 2, torch.arange(5))
 
     def one(key: Tensor) -> tuple[Tensor, Tensor]:
@@ -113,7 +113,7 @@ def draws(device: torch.device) -> float:
 
 
 def layer(C: int, D: int, device: torch.device) -> float:
-    """The kernels in float32 against the plain operations in float64, forward and backward."""
+    """Compare the kernels in float32 with the plain operations in float64, forward and backward."""
     from fedncv.engine import fused_kernels
 
     generator = torch.Generator().manual_seed(0)
@@ -130,7 +130,7 @@ def layer(C: int, D: int, device: torch.device) -> float:
     parts = (draw(*got[0].shape) * weight[:, :, None, None, None], x, w, gamma, beta, weight, *got[1:4])
     ours = cast(Any, fused_kernels.backward)(*parts, True)
     theirs = cast(Any, fused.backward)(*(a.double() for a in parts), True)
-    some = (0, 1, 3, 4)  # the gradient of a bias before BatchNorm is zero: rounding only
+    some = (0, 1, 3, 4)  # the gradient of a bias before BatchNorm is zero up to rounding
     return max(worst, _relative([ours[i] for i in some], [theirs[i] for i in some]))
 
 
@@ -162,7 +162,7 @@ def _going(settled: Any) -> Any:
 
 
 def distance(ours: Any, theirs: Any) -> float:
-    """The largest difference of two trees, relative where numbers are large."""
+    """Return the largest difference of two trees, relative for large numbers."""
     worst = 0.0
     for (path, a), (other, b) in zip(leaves(ours), leaves(theirs), strict=True):
         assert path == other, f"{path} is not {other}"
@@ -175,7 +175,7 @@ def distance(ours: Any, theirs: Any) -> float:
 
 
 def together(name: str, device: torch.device) -> float:
-    """Runs in one stack on the device, each alone and sequentially on the CPU; two rounds."""
+    """Compare runs in one stack on the device with each run alone, sequentially on the CPU; two rounds."""
     method = QUICK.get(name, name)
     ours = rounds(StackedEngine(problems(device, OWN, method=method, dtype="float64")), 2)
     worst = 0.0
@@ -188,7 +188,7 @@ def together(name: str, device: torch.device) -> float:
 
 
 def one_round(device: torch.device) -> float:
-    """‖difference‖ / ‖update‖ of the shared model after a round, with fused layers where there are kernels."""
+    """‖difference‖ / ‖update‖ of the shared model after a round, with fused layers if there are kernels."""
     (ours,), (plain,) = (problems(where, OWN[:1], momentum=0.0, stragglers=0.0) for where in (device, "cpu"))
     (got,), (state, _row) = rounds(StackedEngine([ours]), 1), run_round(plain, start(plain))
     update = state.server.x_P - plain.model.start_P
@@ -197,7 +197,7 @@ def one_round(device: torch.device) -> float:
 
 
 def little_memory(device: torch.device) -> float:
-    """A stack of 400 clients where there is room for fewer: halved until it fits, and the same numbers."""
+    """Compare a stack of 400 clients that is halved until it fits in memory with one that has enough."""
     settings: dict[str, Any] = {"clients": 400, "per_round": 400, "partition": "iid", "momentum": 0.0, "epochs": 1}
     settings |= {"stragglers": 0.0, "batch_size": 32}
     data = images(400 * 24, shape=(3, 32, 32))
@@ -213,14 +213,14 @@ def little_memory(device: torch.device) -> float:
     try:
         engine = StackedEngine([problem])
         got = rounds(engine, 1)
-        assert engine.capacity < 400, "there was room for all: the check says nothing"
+        assert engine.capacity < 400, "there was memory for all clients, so nothing was checked"
         return distance(got[0].server, expected[0].server)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0, device)
 
 
 def kept(device: torch.device, place: str) -> float:
-    """What clients keep goes elsewhere and comes back, without a bit changed."""
+    """Check that storing clients' state off the device changes no bit."""
     (problem,) = problems(device, OWN[:1], method="scaffold")
     engine = StackedEngine([problem])
     expected = rounds(engine, 3)

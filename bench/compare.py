@@ -1,8 +1,8 @@
-"""Many variants of one study on one GPU, seeds stacked: a line for each, as soon as it is done.
+"""Run many variants of one study on one GPU with stacked seeds, and print a line for each.
 
     python bench/compare.py --data cifar10 --seeds 1000,1001,1002 fedavg "fedncv@lr=0.03" "fedncv:momentum=0@lr=0.03"
 
-A variant is a method, with settings of the run behind an @. Rows go to --out as JSON lines. Seeds from 1000 on are for
+A variant is a method, with settings of the run after an @. Rows go to --out as JSON lines. Seeds from 1000 up are for
 tuning and are never reported.
 """
 

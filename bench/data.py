@@ -1,10 +1,10 @@
-"""How long loading and dividing data takes, and the gallery of partitions.
+"""Time the loading and dividing of data, and plot the gallery of partitions.
 
-    python bench/data.py                    times: every dataset at hand, every partition at four sizes
+    python bench/data.py                    times: every available dataset, every partition at four sizes
     python bench/data.py --figures docs/figures
 
-The largest case, 1,000,000 samples over 100,000 clients, must stay under 10 s for every partition; the exit
-code says whether it does.
+The largest case, 1,000,000 samples over 100,000 clients, must take less than 10 s for every partition; otherwise the
+exit code is not 0.
 """
 
 import argparse
@@ -50,7 +50,7 @@ def timed(work: Callable[..., T], *args: Any, **knobs: Any) -> tuple[float, T]:
 
 
 def load_times() -> None:
-    """First load (decode and write the cache) and second load, in a cache of our own."""
+    """Time the first load (decode and write the cache) and the second load, in a temporary cache."""
     root = data_folder(None)
     print(f"{'dataset':<16}{'images':>9}{'first load s':>14}{'second load s':>15}")
     with tempfile.TemporaryDirectory() as cache:
@@ -64,7 +64,7 @@ def load_times() -> None:
 
 
 def partition_times() -> float:
-    """Seconds of every partition at every size; -> the longest."""
+    """Print the seconds of every partition at every size; return the longest."""
     longest = 0.0
     head = f"{'partition':<18}{'samples':>11}{'clients':>9}{'seconds':>9}{'smallest':>10}{'largest':>9}{'moved':>9}"
     print(f"\n{head}")
@@ -89,7 +89,7 @@ def partition_times() -> float:
 
 
 def figures(folder: Path) -> None:
-    """One picture for each partition of the digits over 50 clients."""
+    """Plot each partition of the digits over 50 clients."""
     digits = load("digits")
     for name, text in GALLERY.items():
         parts = divide(digits, text, num_clients=50, seed=0)
@@ -100,7 +100,7 @@ def figures(folder: Path) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--figures", type=Path, help="only draw the gallery, into this folder")
+    parser.add_argument("--figures", type=Path, help="only plot the gallery, into this folder")
     args = parser.parse_args()
     if args.figures:
         figures(args.figures)

@@ -1,4 +1,4 @@
-"""What a round of every method costs in the same study: samples, gradients, passes, bytes, memory.
+"""Count the cost of a round of every method in the same study: samples, gradients, passes, bytes, memory.
 
     python bench/equal_work.py
 
@@ -27,11 +27,11 @@ SAMPLES, CLASSES = 64, 10
 
 
 class Cost(NamedTuple):
-    """Of one client and one round; kept bytes are what stays between rounds."""
+    """Cost of one client and one round; kept bytes are stored between rounds."""
 
     samples: int  # through local training
     gradients: int  # sample gradients
-    forwards: int  # samples passed forward beside those
+    forwards: int  # further samples passed forward
     down: int  # bytes to the client
     up: int  # bytes from the client
     client: int  # bytes that the client keeps
@@ -39,7 +39,7 @@ class Cost(NamedTuple):
 
 
 def measure(name: str) -> Cost:
-    """What the second of two rounds costs."""
+    """Return the cost of the second of two rounds."""
     x = uniform(key_for(0, "equal work"), SAMPLES * 28 * 28, dtype=torch.float32)
     problem = build(
         RunConfig(method=name, clients=1, per_round=1, rounds=2, model="lenet5", epochs=5, batch_size=32),

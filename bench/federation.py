@@ -1,13 +1,13 @@
-"""What a round of a real federation costs, beside a plain Flower app doing FedAvg on the same nodes.
+"""Compare the cost of a round of a real federation with a plain Flower app doing FedAvg on the same nodes.
 
     python bench/federation.py                      2 and 5 nodes, LeNet5 on the digits, 6 rounds each
     python bench/federation.py --nodes 2 --rounds 4
 
 Both apps run on one federation of real processes with TLS and node authentication, in turns: ours, plain, ours,
-plain. The plain app is Flower's quickstart with its own strategy: it keeps nothing, checks nothing and writes
-no checkpoint. Seconds are those between the server's rounds, the median over all rounds but the first of each
-turn. Bytes are a client's in a round: the numbers of the messages alone, and what Flower counted on its connections,
-all requests of its protocol included, the joining and the app's delivery divided over the rounds.
+plain. The plain app is Flower's quickstart with its own strategy: it stores nothing, checks nothing and writes
+no checkpoint. Seconds are the time between the server's rounds, the median over all rounds except the first of each
+turn. Bytes are per client and round: the numbers in the messages, and all bytes that Flower counted on its
+connections, with joining and the app's delivery divided over the rounds.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from fedncv.flower import coordinator, processes
 from fedncv.flower import folder as folders
 from fedncv.results import read_rows, read_run
 
-LIMIT = 1.25  # ours may cost so many times the plain app's seconds
+LIMIT = 1.25  # most seconds of ours, as a multiple of the plain app's
 EPOCHS = 1
 
 PYPROJECT = """\
@@ -135,7 +135,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def plain(folder: Path, rounds: int, nodes: int, seconds: float) -> tuple[list[float], int]:
-    """Seconds of every round of the plain app, and Flower's number of the run."""
+    """Return the seconds of every round of the plain app, and Flower's number of the run."""
     app = folder / "server" / "apps" / "plain"
     (app / "plain").mkdir(parents=True, exist_ok=True)
     (app / "pyproject.toml").write_text(PYPROJECT.format(rounds=rounds, nodes=nodes, epochs=EPOCHS))
@@ -165,7 +165,7 @@ def ours(folder: Path, name: str, rounds: int, nodes: int, seconds: float) -> tu
 
 
 def traffic(folder: Path, number: int) -> int:
-    """Bytes of a run on Flower's connections, once it has been counted to the end."""
+    """Return the bytes of a run on Flower's connections, after counting has ended."""
     for _ in range(30):
         (found,) = processes.flwr(folder / "server", "list", folders.LINK, "--run-id", str(number))["runs"]
         if str(found["status"]).startswith("finished"):
@@ -213,7 +213,7 @@ def main() -> int:
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=900.0, help="for a single run")
     arguments = parser.parse_args()
-    print("| nodes | s a round, ours | plain Flower | ratio | numbers, down + up | on the wire, ours | plain |")
+    print("| nodes | s per round, ours | plain Flower | ratio | numbers, down + up | on the wire, ours | plain |")
     print("|---:|---:|---:|---:|---:|---:|---:|")
     worst = 0.0
     for nodes in arguments.nodes:

@@ -1,9 +1,9 @@
-"""Peak memory of a command and everything it starts, and how long it took to get going.
+"""Measure the peak memory of a command and all its processes, and the time until they have started.
 
     python bench/memory.py fedncv run --data cifar10 --data-dir DIR --rounds 2 --layers compiled
 
-Ten times a second the proportional set sizes (PSS, /proc/PID/smaps_rollup) of the command and all its descendants are
-added up. PSS divides a page among the processes that share it, so the sum counts every page once. Linux only.
+Ten times per second it sums the proportional set sizes (PSS, /proc/PID/smaps_rollup) of the command and all its
+descendants. PSS divides a page among the processes that share it, so the sum counts every page once. Linux only.
 """
 
 import os
@@ -26,7 +26,7 @@ def tree(pid: int) -> list[int]:
 
 
 def pss(pid: int) -> int:
-    """Bytes."""
+    """Return the PSS in bytes."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:
@@ -35,7 +35,7 @@ def pss(pid: int) -> int:
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of one process so far: what it would have waited for on an idle machine."""
+    """Return the user and system time of one process so far: its duration on an idle machine."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -51,7 +51,7 @@ def main() -> None:
             most, forked, spent = len(pids), time.perf_counter() - began, cpu_seconds(process.pid)
         time.sleep(0.1)
     print(f"peak of {most} processes together: {peak / 1e6:,.0f} MB (PSS)")
-    print(f"all of them there after {forked:.1f} s, {spent:.1f} s of them on a core")
+    print(f"all processes started after {forked:.1f} s, {spent:.1f} s of it on a core")
     sys.exit(process.returncode)
 
 

@@ -1,11 +1,11 @@
-"""What a round of every method takes, relative to FedAvg, on the CIFAR-10 study.
+"""Time a round of every method relative to FedAvg, on the CIFAR-10 study.
 
     python bench/methods.py --device cuda --seeds 5 --rounds 5 --ratio 1.25
     python bench/methods.py --device cuda --methods scaffold moon --profile
 
-Each method's rounds are timed in turn with FedAvg's: a round of one, the same round of the other, so that a machine
-that slows down slows both. The rounds are run once before, which records the graphs. ``--ratio`` is between
-neighbouring bucket sizes: 1.25 in place of the engine's 1.08 halves the number of recordings.
+Each method's rounds are timed in turns with FedAvg's: a round of one, then the same round of the other, so that a slow
+machine slows both. The rounds are run once before, to record the graphs. ``--ratio`` is between neighbouring bucket
+sizes: 1.25 instead of the engine's 1.08 halves the number of recordings.
 """
 
 import argparse
@@ -41,7 +41,7 @@ def main() -> None:
     made = problems(arguments.seeds, data=images(), **settings)
     base, base_start_up = recorded(made, arguments.rounds, arguments.ratio)
     print(f"FedAvg recorded in {base_start_up:.1f} s; mean seconds; median and middle half of the rounds' ratios")
-    print(f"{'method':30s} {'s a round':>10s} {'FedAvg':>8s} {'of FedAvg':>10s} {'middle half':>14s} {'start-up':>9s}")
+    print(f"{'method':30s} {'s/round':>10s} {'FedAvg':>8s} {'of FedAvg':>10s} {'middle half':>14s} {'start-up':>9s}")
     for name in [name for name in arguments.methods if name != "fedavg"]:
         try:
             engine, start_up = recorded(
@@ -61,12 +61,12 @@ def main() -> None:
 
 
 def of_method(problem: Problem, name: str) -> Problem:
-    """The same clients, model and samples under another method."""
+    """Return the same clients, model and samples with another method."""
     return problem._replace(config=replace(problem.config, method=name), method=find_method(name))
 
 
 def recorded(made: list[Problem], rounds: int, ratio: float) -> tuple[StackedEngine, float]:
-    """An engine that has run these rounds once, and the seconds that took."""
+    """Return an engine that has run these rounds once, and the seconds it took."""
     began = time.perf_counter()
     engine, states = StackedEngine(made, ratio=ratio), [start(problem) for problem in made]
     for _ in range(rounds):
@@ -76,7 +76,7 @@ def recorded(made: list[Problem], rounds: int, ratio: float) -> tuple[StackedEng
 
 
 def in_turn(engines: list[StackedEngine], rounds: int) -> NDArray[np.float64]:
-    """Seconds of every round of each engine; the one that begins changes."""
+    """Return the seconds of every round of each engine; the engines take turns to go first."""
     states = [[start(problem) for problem in engine.problems] for engine in engines]
     spent = np.zeros((len(engines), rounds))
     for t in range(rounds):

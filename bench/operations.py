@@ -1,18 +1,18 @@
-"""What a round of every method asks of a GPU, counted on a CPU: no clock, so no noise.
+"""Count on a CPU the operations that a round of every method needs on a GPU: no clock, so no noise.
 
     python bench/operations.py
     python bench/operations.py --methods fedavg moon fedgen --where
 
-    a step       operations of one training step of all clients, each a kernel or more, replayed from a graph
+    a step       operations of one training step of all clients, each at least one kernel, replayed from a graph
     a round      operations outside the steps: messages, begin, tables, finish, averages, the server's half
-    waits        times the host waits for the device there: a number read back, or one sent that must have arrived
-    too early    of these, between the first step and the plan for the next round: that plan, which could have been
-                 made while the device trains, then has to wait until it is done
+    waits        how often the host waits for the device there, to read a number or to finish sending one
+    too early    waits between the first step and the plan for the next round: that plan could have been made while
+                 the device trains, but now waits until it has finished
     on the host  operations on tensors that never leave main memory, outside the plan
 
-Tensors made from numbers and arrays are on the host until they are sent ``to`` the device, all others are on the
-device: so one CPU is both. Layers and random words are torch's own operations, not the fused ones of a GPU, so there
-are more of them than there; what a method adds is the same.
+One CPU plays both parts: tensors made from numbers and arrays are on the host until they are sent ``to`` the device,
+all others are on the device. Layers and random words use torch's own operations instead of a GPU's fused ones, so
+there are more of them; the operations that a method adds are the same.
 """
 
 import argparse
@@ -36,14 +36,14 @@ from fedncv.engine.stage import Stage
 from fedncv.estimators import control_variate, units
 
 READS = {"item", "tolist", "cpu", "numpy", "nonzero", "__bool__", "__float__", "__int__", "__index__"}
-HOST = torch.device("cpu", 1)  # what a tensor on the host is told that it is on
+HOST = torch.device("cpu", 1)  # the device of tensors on the simulated host
 DEVICE = Tensor.device.__get__
 NO_KERNEL = {"detach", "empty", "empty_like", "empty_strided", "new_empty", "_local_scalar_dense", "_unsafe_view"}
 NO_KERNEL |= {"scalar_tensor", "squeeze_"}
 
 
 class Counts:
-    """Of one round. ``part`` is where the engine is."""
+    """Counts of one round. ``part`` is the current part of the engine's work."""
 
     def __init__(self, host: list[Tensor]) -> None:
         self.part = "round"
@@ -69,7 +69,7 @@ class Counts:
             self.waits[f"{frames[-1].filename.rpartition('/fedncv/')[2]}:{frames[-1].lineno} {frames[-1].line}"] += 1
 
     def inside(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """``function``, whose operations are those of ``part``."""
+        """Return ``function`` with its operations counted as ``part``."""
 
         def counted(*arguments: Any, **named: Any) -> Any:
             before, self.part = self.part, part
@@ -98,7 +98,7 @@ class Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class Calls(TorchFunctionMode):
-    """Which side of the wire a call is on."""
+    """Records whether a call is on the host or on the device."""
 
     def __init__(self, counts: Counts) -> None:
         super().__init__()
@@ -121,20 +121,20 @@ class Calls(TorchFunctionMode):
             counts.wait()
         if name == "cpu" or (host and not sent):
             made = counts.on_the_host(made)
-        return made.view_as(made) if name == "to" and sent else made  # not the tensor that it was
+        return made.view_as(made) if name == "to" and sent else made  # a new tensor object
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--per-round", type=int, default=10)
-    parser.add_argument("--rounds", type=int, default=6, help="before the one that is counted")
+    parser.add_argument("--rounds", type=int, default=6, help="rounds before the counted one")
     methods = ["fedavg", "scaffold", "fedncv", "fedncv+memory:beta=learned"]
     parser.add_argument("--methods", nargs="+", default=methods)
     parser.add_argument("--where", action="store_true", help="name the lines that wait")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    for module in (units, control_variate):  # a GPU is not looked at to check a value
+    for module in (units, control_variate):  # values on a GPU are not read for checks
         vars(module)["readable"] = lambda _: False
     settings = {"per_round": arguments.per_round, "rounds": arguments.rounds + 2, "epochs": 1, "device": "cpu"}
     made = problems(arguments.seeds, data=images(6_000), **settings)
@@ -149,7 +149,7 @@ def main() -> None:
 
 
 def counted(made: list[Any], rounds: int) -> Counts:
-    """The round after ``rounds`` others."""
+    """Count the round after ``rounds`` others."""
     engine, states = StackedEngine(made, fused=False), [start(problem) for problem in made]
     for _ in range(rounds):
         states = advanced(engine, states)

@@ -1,14 +1,14 @@
-"""What probes at the model cost: the CIFAR-10 study, training, scoring and probing timed side by side in one run.
+"""Measure the cost of probes at the model: training, evaluation and probes of the CIFAR-10 study in one run.
 
     python bench/probes.py --device cuda --seeds 5 --rounds 100 --every 10
     python bench/probes.py --device cuda --ways          # ways to the same variance, on one model, and their parts
-    python bench/probes.py --intervals                   # how often the 95 % intervals hold the truth
+    python bench/probes.py --intervals                   # how often the 95 % intervals contain the true value
 
-Pixels are drawn unless ``--data`` names a dataset; time does not depend on what they show. ``--ways`` probes all
+Pixels are random unless ``--data`` names a dataset; time does not depend on them. ``--ways`` probes all
 clients of one run, in chunks of several sizes: moments from layers (engine/layer_gradients.py), per-sample gradients,
 and gradients of batches, whose spread is an unbiased estimate of the same variance: k batches of b samples each give
-E sum ||g_B - g_u||^2 / (k - 1) = S_u^2 / b. Then it takes the first apart: its parts, its kernels, and other ways to a
-convolution's gradients. ``--samples 2000`` makes it quick on a CPU.
+E sum ||g_B - g_u||^2 / (k - 1) = S_u^2 / b. Then it times the parts and kernels of the first way, and other ways to
+compute a convolution's gradients. ``--samples 2000`` makes it quick on a CPU.
 """
 
 import argparse
@@ -43,16 +43,16 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--engine", default="auto")
     parser.add_argument("--layers", default="auto", help="compiled: layers compiled for the CPU")
-    parser.add_argument("--data", default="", help="a dataset, such as cifar10; empty: pixels are drawn")
+    parser.add_argument("--data", default="", help="a dataset, such as cifar10; empty: random pixels")
     parser.add_argument("--method", default="fedavg")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--every", type=int, default=10)
     parser.add_argument("--clients", type=int, default=100)
-    parser.add_argument("--samples", type=int, default=60_000, help="of the drawn pixels")
-    parser.add_argument("--ways", action="store_true", help="ways to the variance, and their parts, instead")
+    parser.add_argument("--samples", type=int, default=60_000, help="number of random samples")
+    parser.add_argument("--ways", action="store_true", help="time ways to compute the variance, and their parts")
     parser.add_argument("--profile", action="store_true", help="where the time of one probe goes")
-    parser.add_argument("--intervals", action="store_true", help="coverage of the intervals instead")
+    parser.add_argument("--intervals", action="store_true", help="measure the coverage of the intervals")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if arguments.intervals:
@@ -61,7 +61,7 @@ def main() -> None:
     data = load(arguments.data) if arguments.data else images(arguments.samples)
     settings = {name: getattr(arguments, name) for name in ("method", "device", "engine", "layers", "clients")}
     made = problems(arguments.seeds, data=data, rounds=arguments.rounds, **settings)
-    print(f"{machine()}; {arguments.data or 'drawn pixels'}, {arguments.method}", flush=True)
+    print(f"{machine()}; {arguments.data or 'random pixels'}, {arguments.method}", flush=True)
     if arguments.ways:
         ways(made[0])
     else:
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def side_by_side(made: list[Problem], rounds: int, every: int, *, profiled: bool = False) -> None:
-    """Rounds, scores of all clients and probes of all clients, each on its own clock."""
+    """Time rounds, scores of all clients and probes of all clients separately."""
     device = made[0].model.start_P.device
     clock = {"start-up and round 1": 0.0, "rounds": 0.0, "scores": 0.0, "probes": 0.0}
 
@@ -109,7 +109,7 @@ def side_by_side(made: list[Problem], rounds: int, every: int, *, profiled: bool
     steady = a_probe / (every * a_round + a_score) if rounds > 1 else math.nan
     print(f"{len(made)} seeds, {rounds} rounds and scores: {study:.2f} s; {num_probes} probes: {clock['probes']:.2f} s")
     print(f"a round {a_round:.3f} s, a score {a_score:.3f} s, a probe {a_probe:.3f} s of all seeds")
-    print(f"on top: {clock['probes'] / study:.1%}; of {every} rounds and a score: {steady:.1%}")
+    print(f"overhead: {clock['probes'] / study:.1%}; of {every} rounds and a score: {steady:.1%}")
     print(f"{samples / clock['probes']:,.0f} samples/s in probes, {memory:.2f} GiB more at a time", flush=True)
 
 
@@ -138,7 +138,7 @@ def profile(work: Callable[[], Any], device: torch.device) -> None:
 
 
 def ways(problem: Problem) -> None:
-    """A probe of one run, from the samples on the device to means and spreads of all clients."""
+    """Time a probe of one run, from the samples on the device to means and spreads of all clients."""
     model, device, resident = problem.model, problem.model.start_P.device, Resident([problem])
     parts = [torch.from_numpy(part) for part in problem.clients.train if len(part)]
     samples = sum(map(len, parts))
@@ -197,7 +197,7 @@ def clock(work: Callable[[], Any], device: torch.device, seconds: float = 0.2) -
 
 
 def of_batches(problem: Problem, inputs: Inputs, at: Standing, index: Tensor, size: int, batch: int = 32) -> None:
-    """Gradients of every ``batch`` samples in a row, whoever holds them, and nothing done with them."""
+    """Compute the gradients of every ``batch`` consecutive samples, without using them further."""
 
     def loss(y_P: Tensor, x: Tensor, target: Tensor) -> Tensor:
         logits_BC = problem.model.forward(y_P, at.buffers_R, x, mode="eval")[0].logits_BC
@@ -210,7 +210,7 @@ def of_batches(problem: Problem, inputs: Inputs, at: Standing, index: Tensor, si
 
 
 def taken_apart(layers: Listening, problem: Problem, at: Standing, chunk: Any) -> Any:
-    """What the parts of moments from layers take, each on its own; what the layers saw."""
+    """Time each part of moments from layers; return the recorded inputs of the layers."""
     task, layout, device = problem.task, problem.model.layout, at.y_P.device
     _, sizes, x, target, offset_BC = chunk
     into = Sums(
@@ -250,7 +250,7 @@ def taken_apart(layers: Listening, problem: Problem, at: Standing, chunk: Any) -
 
 
 def convolution(name: str, layer: nn.Conv2d, a: Tensor, d: Tensor) -> None:
-    """Other ways to the samples' gradients of a plain convolution, without stride, padding and dilation."""
+    """Time other ways to compute the samples' gradients of a convolution without stride, padding and dilation."""
     (B, C, H, _), (_, D, high_out, wide_out), (high, wide) = a.shape, d.shape, layer.kernel_size
     assert (layer.stride, layer.padding, layer.dilation) == ((1, 1), (0, 0), (1, 1))
 
@@ -258,18 +258,18 @@ def convolution(name: str, layer: nn.Conv2d, a: Tensor, d: Tensor) -> None:
         return a.unfold(3, wide, 1).permute(0, 1, 4, 2, 3).reshape(B, C * wide, H, wide_out)
 
     def windows() -> Tensor:
-        """All that the kernel lies on, one strided copy, and one product."""
+        """Copy all windows of the kernel at once, and make one product."""
         seen = a.unfold(2, high, 1).unfold(3, wide, 1).permute(0, 1, 4, 5, 2, 3).flatten(4).flatten(1, 3)
         return (d.flatten(2) @ seen.transpose(1, 2)).flatten(1)
 
     def both() -> Tensor:
-        """d moved along the rows of the kernel, a along its columns: a product of D high with C wide."""
+        """Shift d along the rows of the kernel and a along its columns: a product of D high with C wide."""
         moved = F.pad(d, (0, 0, high - 1, high - 1)).unfold(2, H, 1).transpose(3, 4).reshape(B, D * high, -1)
         g = (moved @ columns().flatten(2).transpose(1, 2)).view(B, D, high, C, wide)
         return g.flip(2).transpose(2, 3).reshape(B, -1)
 
     def groups() -> Tensor:
-        """A convolution of a with d, in which every sample is a group."""
+        """Convolve a with d, with every sample as a group."""
         g = F.conv2d(a.transpose(0, 1), d.reshape(B * D, 1, high_out, wide_out), groups=B)
         return g.view(C, B, D, high * wide).permute(1, 2, 0, 3).reshape(B, -1)
 
@@ -287,22 +287,22 @@ def convolution(name: str, layer: nn.Conv2d, a: Tensor, d: Tensor) -> None:
             off = float((work() - first).norm() / first.norm())
             print(taken(way, clock(work, a.device), B), f" off by {off:.0e}", flush=True)
         except RuntimeError as error:
-            print(f"  {way:22s} not here: {str(error).splitlines()[0]}", flush=True)
+            print(f"  {way:22s} not available: {str(error).splitlines()[0]}", flush=True)
 
 
 def taken(name: str, spent: tuple[float, float], samples: int) -> str:
     seconds, memory = spent
-    return f"  {name:22s} {seconds * 1e3:8.2f} ms  {seconds / samples * 1e6:8.3f} us a sample  {memory:5.2f} GiB"
+    return f"  {name:22s} {seconds * 1e3:8.2f} ms  {seconds / samples * 1e6:8.3f} us/sample  {memory:5.2f} GiB"
 
 
 # ---- intervals -------------------------------------------------------------------------------------------
 
 
 def intervals(sizes: NDArray[np.float64], repeats: int = 2000) -> None:
-    """Federations of made-up clients again and again: how often an interval holds the mean over all of them.
+    """Simulate many federations, and count how often an interval contains the mean over all of them.
 
-    A client leans towards one of ten directions, as one with a majority class does, by more or less; sizes are those
-    of the study, drawn anew, or all equal.
+    A client's gradient leans towards one of ten directions, like that of a client with a majority class; sizes are
+    drawn from those of the study, or all equal.
     """
     rng = np.random.default_rng(0)
     direction_CP, common_P = rng.normal(size=(10, 50)), 0.3 * rng.normal(size=50)

@@ -1,9 +1,9 @@
-"""One stacked step against what the machine can do: floating-point operations and bytes.
+"""Compare one stacked step with the limits of the machine: floating-point operations and bytes.
 
     python bench/roofline.py --device cuda
 
-Operations are those the model needs (counted by torch on a plain module); bytes are the fewest a step can move
-between kernels that keep one activation a layer: inputs, convolution outputs, pooled maps, weights and gradients.
+Operations are those that the model needs (counted by torch on a plain module). Bytes are the fewest that a step can
+move if kernels store one activation per layer: inputs, convolution outputs, pooled maps, weights and gradients.
 """
 
 import argparse
@@ -30,11 +30,11 @@ def main() -> None:
     print(machine())
     flops, moved = operations(), fewest_bytes()
     copy_rate, multiply_rate = ceilings(device)
-    print(f"one sample: {flops / 1e6:.2f} MFLOP, at least {moved / 1e3:.0f} kB moved, {flops / moved:.1f} FLOP a byte")
+    print(f"one sample: {flops / 1e6:.2f} MFLOP, at least {moved / 1e3:.0f} kB moved, {flops / moved:.1f} FLOP/byte")
     print(f"measured ceilings: {copy_rate / 1e12:.2f} TB/s copied, {multiply_rate / 1e12:.1f} TFLOP/s float32 products")
     floor = max(flops / multiply_rate, moved / copy_rate)
-    print(f"floor: {1 / floor / 1e6:.1f} M samples/s")
-    print(f"{'clients':>8s} {'us a step':>10s} {'samples/s':>12s} {'TFLOP/s':>8s} {'of the floor':>12s}")
+    print(f"upper bound: {1 / floor / 1e6:.1f} M samples/s")
+    print(f"{'clients':>8s} {'us/step':>10s} {'samples/s':>12s} {'TFLOP/s':>8s} {'of the bound':>12s}")
     for clients in (1, 2, 5, 10, 20, 50, 100):
         seconds = step_time(device, clients)
         rate = clients * BATCH / seconds
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def operations() -> float:
-    """Of forward and backward, a sample."""
+    """Return the operations of forward and backward pass, per sample."""
     module = LeNet5((3, 32, 32), 10)
     x, y = torch.randn(BATCH, 3, 32, 32), torch.zeros(BATCH, dtype=torch.int64)
     with FlopCounterMode(display=False) as counter:
@@ -60,7 +60,7 @@ def fewest_bytes() -> float:
 
 
 def clocked(function: Callable[[], object], device: torch.device, repeat: int) -> float:
-    """Median seconds of a call."""
+    """Return the median seconds of a call."""
     times = []
     for _ in range(repeat):
         if device.type == "cuda":
@@ -74,7 +74,7 @@ def clocked(function: Callable[[], object], device: torch.device, repeat: int) -
 
 
 def ceilings(device: torch.device) -> tuple[float, float]:
-    """Bytes a second of a large copy (read and written), operations a second of a large float32 product."""
+    """Return bytes/s of a large copy (read and written) and operations/s of a large float32 product."""
     n, m = (1 << 28, 8192) if device.type == "cuda" else (1 << 24, 1024)
     source, target = torch.randn(n, device=device), torch.empty(n, device=device)
     a, b = torch.randn(m, m, device=device), torch.randn(m, m, device=device)
@@ -84,7 +84,7 @@ def ceilings(device: torch.device) -> tuple[float, float]:
 
 
 def step_time(device: torch.device, clients: int) -> float:
-    """Seconds of one step of so many clients, from the difference of rounds with many and with few steps."""
+    """Return the seconds of one step of ``clients`` clients, from the difference of rounds with many and few steps."""
     times = []
     for size in (320, 1600):
         made = problems(

@@ -1,10 +1,10 @@
-"""How time and memory of a round grow with clients a round, seeds, clients of the federation and their sizes.
+"""Measure how time and memory of a round grow with clients per round, seeds, clients and their sizes.
 
     python bench/scaling.py --device cuda
 
 Clients have equal sizes here, so that one number changes at a time. The exponent of a law time ~ x^a is fitted
-to the larger half of each sweep, where the card is full; the paper claims memory linear in the clients and time linear
-in |D_u|. Memory is what the stack reserves on the card beyond the samples, personal state of clients included.
+to the larger half of each sweep, where the GPU is full. The paper claims memory linear in the clients and time linear
+in |D_u|. Memory is what the stack reserves on the GPU without the samples, with the clients' personal state.
 """
 
 import argparse
@@ -20,13 +20,13 @@ from fedncv.engine.problem import DivergedError, start
 from fedncv.engine.stacked import StackedEngine
 
 SWEEPS: dict[str, list[dict[str, Any]]] = {
-    "clients a round": [{"per_round": m, "clients": 400, "samples": 80_000} for m in (5, 10, 50, 100, 200, 400)],
+    "clients per round": [{"per_round": m, "clients": 400, "samples": 80_000} for m in (5, 10, 50, 100, 200, 400)],
     "seeds": [{"seeds": s} for s in (1, 2, 10, 20, 40)],
-    "clients of the federation, 10 a round": [{"clients": n, "samples": 200 * n} for n in (50, 100, 400)],
-    "clients of the federation, all a round, with state": [
+    "clients of the federation, 10 per round": [{"clients": n, "samples": 200 * n} for n in (50, 100, 400)],
+    "clients of the federation, all in every round, with state": [
         {"clients": n, "per_round": n, "samples": 100 * n, "method": "scaffold"} for n in (50, 100, 200, 400)
     ],
-    "samples of a client": [{"samples": 100 * size, "per_round": 50} for size in (100, 200, 400, 800)],
+    "samples per client": [{"samples": 100 * size, "per_round": 50} for size in (100, 200, 400, 800)],
 }
 
 
@@ -34,13 +34,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--points", type=int, default=None, help="only the first so many of each sweep")
+    parser.add_argument("--points", type=int, default=None, help="only the first POINTS of each sweep")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     print(machine())
     for name, sweep in SWEEPS.items():
         points = sweep[: arguments.points]
-        print(f"\n{name:>60s}    s a round   samples/s   memory", flush=True)
+        print(f"\n{name:>60s}      s/round   samples/s   memory", flush=True)
         measured = []
         for each in points:
             seconds, rate, memory = point(arguments, **each)
@@ -63,7 +63,7 @@ def point(
     samples: int = 20_000,
     method: str = "fedavg",
 ) -> tuple[float, float, float]:
-    """Seconds of a round, samples a second, and GiB that the stack takes."""
+    """Return seconds per round, samples per second, and GiB of the stack."""
     settings: dict[str, Any] = {"device": arguments.device, "clients": clients, "per_round": per_round, "epochs": 2}
     settings["method"] = method
     made = problems(seeds, data=images(samples), partition="iid", rounds=arguments.rounds + 1, **settings)
@@ -79,7 +79,7 @@ def point(
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     seconds = (time.perf_counter() - began) / arguments.rounds
-    memory, _samples = 0.0, engine.resident  # which stay where they are, and are not counted
+    memory, _samples = 0.0, engine.resident  # which stay on the device and are not counted
     if device.type == "cuda":
         memory = torch.cuda.memory_reserved(device) / 2**30
         del engine, states
@@ -90,7 +90,7 @@ def point(
 
 
 def engine_rate(samples: int, clients: int, per_round: int, seeds: int) -> float:
-    """Training samples of a round: three quarters of a client's, twice."""
+    """Return the training samples of a round: three quarters of a client's, twice."""
     return 2 * 0.75 * samples / clients * per_round * seeds
 
 

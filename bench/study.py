@@ -1,6 +1,6 @@
-"""The CIFAR-10 study for the clock: its shapes, its client sizes, its model; pixels and labels are drawn.
+"""The CIFAR-10 study for timing: its shapes, client sizes and model, with random pixels and labels.
 
-How long a step takes does not depend on what the pixels show, so no files are needed. The partition is that
+The time of a step does not depend on the pixels, so no files are needed. The partition is that
 of 60,000 balanced labels, Dirichlet 0.1 over the clients, a quarter of each client's samples for testing.
 """
 
@@ -23,7 +23,7 @@ def images(num_samples: int = 60_000, shape: tuple[int, ...] = (3, 32, 32), num_
 
 
 def problems(seeds: int, *, data: Dataset | None = None, **settings: Any) -> list[Problem]:
-    """One problem a seed; they share the samples on the device."""
+    """Return one problem per seed; they share the samples on the device."""
     data = data or images()
     made = [build(RunConfig(**({"data": "custom"} | settings), seed=seed), data=data) for seed in range(seeds)]
     return [each._replace(dataset=made[0].dataset) for each in made]

@@ -1,9 +1,9 @@
-"""The Table 1 methods on CIFAR-10, seeds of each as one stack: how long the whole takes, and what comes out.
+"""Run the Table 1 methods on CIFAR-10, with the seeds of each as one stack, and print times and scores.
 
     FEDNCV_DATA=~/data python bench/table1.py --device cuda --seeds 5 --out table1.jsonl
 
-Whole runs, with the evaluation of all clients every five rounds and after local training at the end. Unlike
-`fedncv study table1` it needs nothing but the package, and keeps no run on disk.
+These are whole runs, with all clients evaluated every five rounds, and after local training at the end. Unlike
+`fedncv study table1` it needs only the package, and writes no run to disk.
 """
 
 import argparse
@@ -44,7 +44,7 @@ def main() -> None:
         if arguments.out:
             with arguments.out.open("a") as file:
                 file.writelines(json.dumps(row) + "\n" for result in results for row in result.tidy())
-    print(f"in all: {time.perf_counter() - began:.0f} s")
+    print(f"total: {time.perf_counter() - began:.0f} s")
 
 
 if __name__ == "__main__":

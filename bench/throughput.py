@@ -1,9 +1,9 @@
-"""Training samples per second of the CIFAR-10 study (LeNet5 with BatchNorm, 5 local epochs, batch 32).
+"""Measure training samples per second of the CIFAR-10 study (LeNet5 with BatchNorm, 5 local epochs, batch 32).
 
     python bench/throughput.py --device cuda --seeds 5 --per-round 10 --rounds 20 --plain --profile
 
-Times whole rounds end to end: draws, orders, training, aggregation. ``--plain`` runs the same clients in a plain
-PyTorch loop in the same process first; ``--evaluate`` adds the before-evaluation of all clients.
+It times whole rounds: client sampling, batch orders, training, aggregation. ``--plain`` runs the same clients in a
+plain PyTorch loop in the same process first; ``--evaluate`` adds the before-evaluation of all clients.
 """
 
 import argparse
@@ -32,8 +32,8 @@ def main() -> None:
     parser.add_argument("--per-round", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--method", default="fedavg")
-    parser.add_argument("--plain", action="store_true", help="a plain PyTorch loop beside it")
-    parser.add_argument("--stacked", action="store_true", help="the stacked engine on a CPU too")
+    parser.add_argument("--plain", action="store_true", help="also time a plain PyTorch loop")
+    parser.add_argument("--stacked", action="store_true", help="also time the stacked engine on a CPU")
     parser.add_argument("--profile", action="store_true", help="where the time of two rounds goes")
     parser.add_argument("--evaluate", action="store_true", help="score all clients every ten rounds")
     arguments = parser.parse_args()
@@ -55,15 +55,15 @@ def report(name: str, samples: int, seconds: float, more: str = "") -> None:
 
 
 def on_cores(made: list[Problem], arguments: argparse.Namespace) -> None:
-    """A plain loop, processes and processes with compiled layers in turn, so that a busy machine slows all alike.
+    """Time a plain loop, processes, and processes with compiled layers in turns, so that load slows all alike.
 
-    Loads come and go: each turn gives ratios to its own plain loop, and their median is what counts.
+    The load changes over time, so each turn gives ratios to its own plain loop; the median ratio is the result.
     """
     began = time.perf_counter()
     compiled = ProcessesEngine([fused(problem) for problem in made])
     states = [start(problem) for problem in made]
     compiled.run_rounds(states, [draw(problem, 0)._replace(shares=[1e-9] * arguments.per_round) for problem in made])
-    print(f"start-up, compiler included unless it has been here before: {time.perf_counter() - began:.1f} s")
+    print(f"start-up, with compilation unless cached: {time.perf_counter() - began:.1f} s")
     engines = {"compiled": compiled, "processes": ProcessesEngine(made)}
     rates: dict[str, list[float]] = {name: [] for name in ("plain loop", *engines)}
     for turn in range(arguments.rounds):
@@ -89,7 +89,7 @@ def on_cores(made: list[Problem], arguments: argparse.Namespace) -> None:
 
 
 def plain_processes(problem: Problem, *, seconds: float) -> float:
-    """Samples/s of the plain loop in two processes; nobody waits for the other, and nothing is averaged."""
+    """Return samples/s of the plain loop in two processes, without waiting and without averaging."""
     context = multiprocessing.get_context("fork")
     queue = context.SimpleQueue()
 
@@ -139,7 +139,7 @@ def stacked(made: list[Problem], arguments: argparse.Namespace) -> None:
     name = f"stacked, {arguments.seeds} x {arguments.per_round}"
     report(name, engine.used, seconds, f"waste {engine.waste:.1%}, {memory:.1f} GiB")
     if arguments.evaluate:
-        print(f"before-evaluation every ten rounds: {evaluating / seconds:.1%} on top")
+        print(f"before-evaluation every ten rounds: {evaluating / seconds:.1%} more time")
     if arguments.profile:
         profile(engine, states)
 
@@ -172,7 +172,7 @@ def profile(engine: StackedEngine, states: list[Any]) -> None:
 
 
 def plain(problem: Problem, *, seconds: float) -> tuple[int, float]:
-    """The study as most people write it: a module, an optimizer, one client after the other."""
+    """Run the study as a plain loop: a module, an optimizer, one client after the other."""
     device, dataset = problem.model.start_P.device, problem.dataset
     module = LeNet5(dataset.input_shape, dataset.num_classes).to(device)
     samples, began, warm = 0, time.perf_counter(), False

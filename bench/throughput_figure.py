@@ -1,4 +1,4 @@
-"""The figure of docs/performance.md, from the table that bench/roofline.py printed.
+"""Plot the figure of docs/performance.md from the table that bench/roofline.py printed.
 
 python bench/throughput_figure.py            docs/figures/throughput.csv -> docs/figures/throughput.png
 """

@@ -1,11 +1,11 @@
-"""Probes of the update where there is no command line: rows as JSON lines, and what the probes cost.
+"""Probe the update without the fedncv command: rows as JSON lines, and the cost of the probes.
 
     python bench/variance_of_update.py fedavg scaffold fedvarp fedncv --device cuda --out rows.jsonl
     python bench/variance_of_update.py fedavg fedncv --cost --device cuda
 
-`fedncv variance --show rows.jsonl` prints the table and draws the pictures; --gallery does so for docs/gallery.md.
-With --cost, for every method at the state after two rounds: seconds of the local training of all clients, twice, as the
-probe needs it, and of the rest of the probe.
+`fedncv variance --show rows.jsonl` prints the table and plots the figures; --gallery does so for docs/gallery.md.
+--cost prints for every method, at the state after two rounds, the seconds of both local trainings of all clients that
+the probe needs, and of the rest of the probe.
 """
 
 import argparse
@@ -77,7 +77,7 @@ def main() -> None:
 
 
 def cost(config: RunConfig, method: str, num_draws: int) -> dict[str, Any]:
-    """Seconds of the two local trainings, of what the probe does beside them, and the factor that this makes."""
+    """Return the seconds of both local trainings, of the rest of the probe, and the ratio of the sum to training."""
     problem = build(replace(config, method=method))
     with one_thread():
         engine = engine_for([problem])
@@ -87,12 +87,12 @@ def cost(config: RunConfig, method: str, num_draws: int) -> dict[str, Any]:
         beside, _ = timed(lambda: probe(problem, states[0], *answers, num_draws=num_draws))
     row = {"method": method, "data": config.data, "device": config.device, "clients": config.clients}
     row |= {"training": training, "beside": beside, "factor": (training + beside) / training}
-    print(f"{method:28s} training {training:.2f} s, beside it {beside:.2f} s: {row['factor']:.2f} times", flush=True)
+    print(f"{method:28s} training {training:.2f} s, the rest {beside:.2f} s: {row['factor']:.2f} times", flush=True)
     return row
 
 
 def gallery() -> None:
-    """The tables and pictures of docs/gallery.md, from the rows in docs/results."""
+    """Make the tables and figures of docs/gallery.md from the rows in docs/results."""
     from fedncv.observatory.figures import draw_all
     from fedncv.observatory.table import print_tables, read_rows
 
@@ -106,7 +106,7 @@ def gallery() -> None:
 
 
 def print_factors(rows: list[dict[str, Any]]) -> None:
-    """By round, what the label prior divides the error by, what the rest of FedNCV does, and both; ± over seeds."""
+    """Print by round how much the label prior, the rest of FedNCV, and both divide the error; ± over seeds."""
     from fedncv.observatory.table import mean_of, relative
 
     steps = {

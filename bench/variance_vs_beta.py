@@ -1,10 +1,10 @@
-"""Sampling variance against β for a real round: docs/figures/variance_vs_beta.png, and the numbers beside it.
+"""Plot sampling variance against β for a real round: docs/figures/variance_vs_beta.png, and its numbers.
 
     python bench/variance_vs_beta.py
 
-FedAvg runs on the built-in digits while the server remembers every client's last update. Then the model is
+FedAvg runs on the built-in digits while the server stores every client's last update. Then the model is
 frozen, all clients train once, and the variance of the server's estimate over the draw is computed in closed
-form and over all draws one by one. The β that earlier rounds' scalars give is marked, too.
+form and by enumerating all draws. The β from earlier rounds' scalars is marked as well.
 """
 
 from itertools import combinations
@@ -38,7 +38,7 @@ FORGET = 0.9
 
 
 class Frozen(NamedTuple):
-    """A round at a frozen model: all clients' fresh updates beside what the server remembers of them."""
+    """A round at a frozen model: all clients' new updates, and the server's memory of them."""
 
     p_N: Tensor
     delta_NP: Tensor
@@ -48,7 +48,7 @@ class Frozen(NamedTuple):
 
 
 def updates(problem: Problem, state: State, ids: np.ndarray) -> list[Reply]:
-    """The clients' real local training from the state's model."""
+    """Train these clients from the state's model; return their replies."""
     replies = []
     for arrival in arrivals(problem, state, ids):
         trained = train(problem, state.round, arrival)
@@ -79,7 +79,7 @@ def frozen_round() -> Frozen:
 
 
 def closed_form(r: Frozen, beta: float) -> float:
-    """Var of the Horvitz–Thompson estimate over uniform draws, relative to ‖Σ p Δ‖²."""
+    """Return the variance of the Horvitz–Thompson estimate over uniform draws, relative to ‖Σ p Δ‖²."""
     units_NP = len(r.p_N) * r.p_N[:, None] * (r.delta_NP - beta * r.h_NP)
     return (uniform_covariance(units_NP, units_NP, num_drawn=CONFIG.per_round) / full_square(r)).item()
 
@@ -89,7 +89,7 @@ def full_square(r: Frozen) -> Tensor:
 
 
 def enumerated(r: Frozen, beta: float, weights_DN: Tensor) -> tuple[float, float]:
-    """-> variance and squared bias over all draws, relative to ‖Σ p Δ‖²; from inner products alone.
+    """Return variance and squared bias over all draws, relative to ‖Σ p Δ‖², computed from inner products.
 
     An estimate's error is Σ_u (ω_u − p_u)(Δ_u − β h_u), with ω_u = 0 for clients not drawn.
     """
@@ -102,7 +102,7 @@ def enumerated(r: Frozen, beta: float, weights_DN: Tensor) -> tuple[float, float
 
 
 def all_weights(r: Frozen) -> tuple[Tensor, Tensor]:
-    """Horvitz–Thompson and self-normalised ω of every draw, zero where a client is not in it."""
+    """Return Horvitz–Thompson and self-normalised ω of every draw, zero for clients not drawn."""
     num_clients, m = len(r.p_N), CONFIG.per_round
     draws_DS = torch.tensor(list(combinations(range(num_clients), m)))
     inclusion_S = torch.full((m,), m / num_clients, dtype=torch.float64)
@@ -113,7 +113,7 @@ def all_weights(r: Frozen) -> tuple[Tensor, Tensor]:
 
 
 class Curves(NamedTuple):
-    """Everything that is drawn and printed, relative to the full update's squared norm."""
+    """All plotted and printed numbers, relative to the full update's squared norm."""
 
     beta_G: np.ndarray
     closed_G: np.ndarray  # Horvitz–Thompson variance, closed form
@@ -122,12 +122,12 @@ class Curves(NamedTuple):
     best: float
     rho2: float
     running: float
-    measured: float  # where the enumerated variance is least, on a fine grid
+    measured: float  # the minimum of the enumerated variance, on a fine grid
     num_remembered: int
     num_draws: int
 
     def at(self, beta: float) -> float:
-        """The variance is a parabola in β: three points of the enumeration give it everywhere."""
+        """Return the variance at β, a parabola through three points of the enumeration."""
         return float(np.polyval(np.polyfit(self.beta_G, self.listed_G, 2), beta))
 
 
@@ -152,8 +152,8 @@ def compute() -> Curves:
 
 
 def report(c: Curves) -> None:
-    print(f"digits, {CONFIG.clients} clients, {CONFIG.per_round} a round, frozen after {CONFIG.rounds} rounds,")
-    print(f"{c.num_remembered} clients remembered, {c.num_draws} draws; relative to the full update's squared norm:")
+    print(f"digits, {CONFIG.clients} clients, {CONFIG.per_round} per round, frozen after {CONFIG.rounds} rounds,")
+    print(f"{c.num_remembered} clients in memory, {c.num_draws} draws; relative to the full update's squared norm:")
     print(f"Horvitz-Thompson variance {c.at(0):.3f} at beta 0, {c.at(1):.3f} at 1, {c.at(c.best):.3f} at {c.best:.3f}")
     print(
         f"beta* = {c.best:.3f}, measured minimum at {c.measured:.3f}, (1 - rho^2) Var(0) = {(1 - c.rho2) * c.at(0):.3f}"

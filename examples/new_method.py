@@ -1,7 +1,7 @@
-"""A method of your own: FedAvg whose clients follow the sign of their gradient.
+"""Write your own method: FedAvg whose clients follow the sign of their gradient.
 
-A method is FedAvg with some pieces replaced. Which pieces there are, and what each may ask for, stands at the
-top of fedncv/methods/base.py.
+A method is FedAvg with some pieces replaced. The top of fedncv/methods/base.py explains the pieces and what each
+may ask for.
 
     client   y <- y - lr * scale * sign(grad_u(y))
     server   as FedAvg

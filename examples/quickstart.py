@@ -1,4 +1,4 @@
-"""A federation in under ten lines: the built-in digits among 20 clients, two methods, the same draws for both."""
+"""Compare two methods in under ten lines: the built-in digits among 20 clients, with the same draws for both."""
 
 import fedncv
 

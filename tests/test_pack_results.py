@@ -83,7 +83,7 @@ def test_the_first_seeds_are_the_smallest_in_whatever_order_the_parts_come(tmp_p
 def test_parts_that_do_not_belong_together_are_refused(tmp_path, pack, parts):
     write_run(tmp_path / "c" / "cifar10" / "fedncv-seed0", study("fedncv").cells()[0].config, 0.5)
     other = write_study(tmp_path / "c", study("fedncv"), skip=("cifar10/fedncv-seed0",))
-    with pytest.raises(SystemExit, match="fedncv-seed0 is in a part before this one too"):
+    with pytest.raises(SystemExit, match="fedncv-seed0 is also in an earlier part"):
         pack.contents([*parts, other])
     text = (other / "study.toml").read_text()
     (other / "study.toml").write_text(text.replace("fedncv = 0.1", "fedncv = 0.03"))

@@ -1,9 +1,9 @@
-"""Write the generated part of docs/methods/: what the code says of every method, and what a round costs.
+"""Write the generated part of docs/methods/: the description of every method from its code, and the cost of a round.
 
     python tools/method_index.py && python tools/method_pages.py
 
-What the code says comes from the index that the first of the two writes.
-A page is generated down to a marker; what stands below it is written by hand and stays.
+The facts about the code come from the index, which the first of the two commands writes.
+A page is generated down to a marker; the text below the marker is written by hand and stays.
 """
 
 import json
@@ -51,7 +51,7 @@ def cost_table(cost, fedavg):
 
 
 def results():
-    """Method -> (before, after) of the study, each the numbers of its seeds in percent."""
+    """Return method -> (before, after) of the study, each a list over seeds in per cent."""
     rows = [json.loads(line) for line in RESULTS.read_text(encoding="utf-8").splitlines()]
     return {row["variant"]: tuple([100 * v for v in row[k]] for k in ("before", "after")) for row in rows}
 
@@ -104,14 +104,14 @@ def index():
 
 
 def with_hand_written(path, head):
-    """The generated part, and below the marker whatever the page has there now."""
+    """Return the generated part, followed by the page's current text below the marker."""
     old = path.read_text(encoding="utf-8") if path.exists() else ""
     _, found, below = old.partition(MARKER + "\n")
     return head + (below if found else NEW)
 
 
 def pages(costs):
-    """File -> text, as the code says now."""
+    """Return file -> text of all pages, generated from the current code."""
     parts = {f"{name}.md": generated(name, costs) for name in catalogue.methods()} | {"README.md": index()}
     return {FOLDER / file: with_hand_written(FOLDER / file, head) for file, head in parts.items()}
 

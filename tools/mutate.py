@@ -1,16 +1,15 @@
-"""Break the source on purpose, one small change at a time, and see that a test notices.
+"""Break the source on purpose, one small change at a time, and check that a test detects it.
 
     python tools/mutate.py src/fedncv/methods tests/methods docs/mutants.md --jobs 8 --only fedprox scaffold
 
 Every function of the first folder is mutated against the tests of its file (``x.py`` against ``test_x.py``;
-where there is none, ``folder/x.py`` against ``test_folder.py``). A mutant that survives must stand
-in the third argument, a Markdown page with the reason why it cannot matter; a survivor that does not stand
-there, or an entry that is killed or gone, fails the run. Default values of knobs are not mutated: they are
-choices, and the methods' pages show them.
+if there is none, ``folder/x.py`` against ``test_folder.py``). The third argument, a Markdown page, must list every
+mutant that survives, with the reason why it has no effect. An unlisted survivor, or a listed mutant that is killed or
+no longer exists, fails the run. Default values of knobs are not mutated.
 
-The unchanged tests run once in this process, which loads torch and everything they need; each mutant then
-lives and dies in a fork of it, which forgets the package, compiles the changed tree in place of the file and
-runs the tests, those first that were quickest. No file is written. Survivors are printed as they are found.
+The unchanged tests run once in this process, which loads torch and everything they need. Each mutant then runs in a
+fork, which unloads the package, compiles the changed tree instead of the file and runs the tests, quickest first. No
+file is written. Survivors are printed as they are found.
 """
 
 import argparse
@@ -32,7 +31,7 @@ import hypothesis
 import pytest
 import torch
 
-SECONDS = 60  # of computing: a mutant that hangs is noticed, too
+SECONDS = 60  # of CPU time, so that a mutant that hangs is detected
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.Pow: ast.Mult,
     ast.MatMult: ast.Mult, ast.BitOr: ast.BitAnd, ast.And: ast.Or, ast.Or: ast.And,
@@ -43,14 +42,14 @@ SYMMETRIC = {"max", "check_same_shape"}  # swapping their arguments changes noth
 
 
 class Mutant(NamedTuple):
-    """What was changed, in words that survive a change of line numbers, and the tree to compile."""
+    """A description of the change that does not depend on line numbers, and the tree to compile."""
 
     name: str
     tree: ast.Module
 
 
 class Job(NamedTuple):
-    """A mutant, the file it replaces and the tests that should notice."""
+    """A mutant, the file it replaces and the tests that should detect it."""
 
     mutant: Mutant
     path: Path
@@ -58,7 +57,7 @@ class Job(NamedTuple):
 
 
 def variants(node: ast.AST) -> Iterator[ast.AST]:
-    """Every small change of one node."""
+    """Yield every small change of one node."""
     if isinstance(node, ast.BinOp):
         if type(node.op) in SWAPS:
             yield ast.BinOp(node.left, SWAPS[type(node.op)](), node.right)  # type: ignore[arg-type]
@@ -81,18 +80,18 @@ def variants(node: ast.AST) -> Iterator[ast.AST]:
         if len(node.args) >= 2 and _words(node.func) not in SYMMETRIC:
             yield ast.Call(node.func, [node.args[1], node.args[0], *node.args[2:]], node.keywords)
         if isinstance(node.func, ast.Attribute) and not node.args and node.func.attr != "items":
-            yield node.func.value  # .mean(dim=0), .square() and the like left out
+            yield node.func.value  # .mean(dim=0), .square() and similar removed
     elif isinstance(node, ast.IfExp):
         yield node.body
         yield node.orelse
     elif isinstance(node, ast.If):
         yield ast.If(ast.UnaryOp(ast.Not(), node.test), node.body, node.orelse)
     elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-        yield ast.Pass()  # a check left out
+        yield ast.Pass()  # a removed check
 
 
 def mutants(source: str, prefix: str = "") -> Iterator[Mutant]:
-    """Every small change of every function and method; a number is named with what stands around it."""
+    """Yield every small change of every function and method; a number is named with its context."""
     tree = ast.parse(source)
     skip = {id(n) for a in ast.walk(tree) for n in _untouched(a)}
     owner = {id(n): name for name, function in _functions(tree) for n in ast.walk(function)}
@@ -121,7 +120,7 @@ def _functions(tree: ast.Module) -> Iterator[tuple[str, ast.FunctionDef]]:
 
 
 def _untouched(node: ast.AST) -> Iterator[ast.AST]:
-    """Annotations, and the words of error messages: tests read the value in them, not the prose."""
+    """Yield annotations and the text of error messages, which are not mutated."""
     if isinstance(node, (ast.arg, ast.AnnAssign)) and node.annotation:
         yield from ast.walk(node.annotation)
     if isinstance(node, ast.FunctionDef) and node.returns:
@@ -135,7 +134,7 @@ def _words(node: ast.AST) -> str:
 
 
 def _change(before: str, after: str) -> str:
-    """``before → after``; of long ones the part where they begin to differ."""
+    """Return ``before → after``; of long texts only the part where they differ."""
     differ = (i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b)
     same = next(differ, min(len(before), len(after)))
     first = max(0, same - 40) if max(len(before), len(after)) > 100 else 0
@@ -147,7 +146,7 @@ def _change(before: str, after: str) -> str:
 
 
 class QuickestFirst:
-    """Runs tests in the order of the time that they took before: most mutants are noticed by a quick one."""
+    """Runs the quickest tests first, because they detect most mutants."""
 
     def __init__(self) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
@@ -159,7 +158,7 @@ class QuickestFirst:
         items.sort(key=lambda item: self.seconds[item.nodeid])
 
 
-QUICKEST_FIRST = QuickestFirst()  # forks know what the unchanged tests took
+QUICKEST_FIRST = QuickestFirst()  # forks inherit the times of the unchanged tests
 
 
 def passes(tests: list[Path]) -> bool:
@@ -173,7 +172,7 @@ def start(path: Path, tree: ast.Module, test: Path) -> int:
     child = os.fork()
     if child:
         return child
-    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, 2 * SECONDS))  # however busy the machine is
+    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, 2 * SECONDS))  # CPU time, also on a busy machine
     signal.alarm(20 * SECONDS)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     code, original = compile(tree, str(path), "exec"), importlib.machinery.SourceFileLoader.get_code
@@ -193,7 +192,7 @@ def test_of(path: Path, tests: Path) -> Path:
 
 
 def survivors_of(jobs: list[Job], at_a_time: int) -> Iterator[Job]:
-    """Those whose tests pass, as they are found."""
+    """Yield the mutants whose tests pass, as they are found."""
     running: dict[int, Job] = {}
     waiting = iter(jobs)
     while True:
@@ -211,7 +210,7 @@ def survivors_of(jobs: list[Job], at_a_time: int) -> Iterator[Job]:
 
 def main(source: Path, tests: Path, page: Path, only: list[str], at_a_time: int) -> int:
     torch.set_num_threads(1)
-    # A failing example need not be made small to be noticed.
+    # A failing example need not be minimised.
     phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
     hypothesis.settings.register_profile("mutants", phases=phases)
     hypothesis.settings.load_profile("mutants")
@@ -230,23 +229,23 @@ def main(source: Path, tests: Path, page: Path, only: list[str], at_a_time: int)
     for job in survivors_of(jobs, at_a_time):
         survivors.add(job.mutant.name)
         if job.mutant.name not in excused:
-            print(f"survived, and no reason given: {job.mutant.name}", flush=True)
+            print(f"survived, but not listed:      {job.mutant.name}", flush=True)
     for name in sorted(excused - survivors):
-        print(f"excused, but killed or gone:   {name}")
+        print(f"listed, but killed or removed: {name}")
     for prefix in prefixes:
         found = sum(job.mutant.name.startswith(prefix) for job in jobs)
         alive = sum(name.startswith(prefix) for name in survivors)
         print(f"{prefix[:-1]:40} {found:4} mutants, {alive:3} survived")
-    print(f"{len(jobs)} mutants, {len(survivors)} survivors, {len(survivors & excused)} of them excused in {page}")
+    print(f"{len(jobs)} mutants, {len(survivors)} survivors, {len(survivors & excused)} of them listed in {page}")
     return int(survivors != excused)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("source", type=Path, help="the folder to break")
+    parser.add_argument("source", type=Path, help="the folder to mutate")
     parser.add_argument("tests", type=Path, help="the folder of its tests")
-    parser.add_argument("page", type=Path, help="Markdown page of excused survivors")
+    parser.add_argument("page", type=Path, help="Markdown page that lists survivors")
     parser.add_argument("--only", nargs="+", default=[], help="names of source files without .py; all if left out")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="mutants at a time, a thread each")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="mutants at a time, one thread each")
     args = parser.parse_args()
     sys.exit(main(args.source, args.tests, args.page, args.only, args.jobs))

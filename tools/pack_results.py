@@ -1,13 +1,13 @@
-"""One small archive of a study that was run in parts, on one machine or several, for docs/results/.
+"""Join the parts of a study, run on one machine or several, into one small archive for docs/results/.
 
     python tools/pack_results.py docs/results/table1.tar.xz PART…
     python tools/pack_results.py docs/results/fig3.tar.xz PART… --seeds 5 --methods fedavg fedavgm …
     tar xf docs/results/table1.tar.xz -C runs && fedncv report runs/table1
 
-A part is a study's folder; all must have the same protocol, and the first gives the name. Of parts that hold more than
-is wanted, --seeds and --methods choose. Configs, study.toml and metrics go in, without states;
-every client's own score only of the last row of a run; folders of data are left out of configs, since they say where
-the data lay and not what it was.
+A part is a study's folder. All parts must have the same protocol, and the first gives the name. --seeds and --methods
+select from parts that hold more. The archive has configs, study.toml and metrics, without states. Single clients'
+scores are kept only in the last row of a run. Configs have no data folder, because it describes the machine, not the
+data.
 """
 
 import argparse
@@ -27,12 +27,12 @@ from fedncv.study import FILE, PARTITION, Study, extend, read_study, to_toml
 
 
 def joined(parts: list[Path]) -> Study:
-    """The study that the parts are parts of."""
+    """Return the study that the parts belong to."""
     whole, *others = (read_study(part) for part in parts)
     for part, study in zip(parts[1:], others, strict=True):
         rates = {c: whole.lr.get(c, {}) | study.lr.get(c, {}) for c in {**whole.lr, **study.lr}}
         for column, method in [(c, m) for c in whole.lr for m in whole.lr[c] if whole.lr[c][m] != rates[c][m]]:
-            raise SystemExit(f"{part} has another learning rate of {method} on {column} than the parts before it")
+            raise SystemExit(f"{part} has another learning rate of {method} on {column} than an earlier part")
         whole = replace(extend(whole, study, where=part), lr=rates)
     order = {method: i for i, method in enumerate(STUDIES[whole.name]().methods)}
     methods = tuple(sorted(whole.methods, key=lambda method: order.get(method, len(order))))
@@ -42,7 +42,7 @@ def joined(parts: list[Path]) -> Study:
 
 
 def made_with(parts: list[Path]) -> dict[str, dict[str, str]]:
-    """Versions and machine; refused where the parts differ in them."""
+    """Return versions and machine; exit if the parts differ in them."""
     found: list[dict[str, str]] = [read_toml(part / FILE).get("made_with", {}) for part in parts]
     same = [{name: words[name] for name in words if name != "command"} for words in found]
     if any(words != same[0] for words in same):
@@ -51,7 +51,7 @@ def made_with(parts: list[Path]) -> dict[str, dict[str, str]]:
 
 
 def command(study: Study) -> str:
-    """What makes the whole study in one go."""
+    """Return the command that makes the whole study at once."""
     plain = STUDIES[study.name]().settings
     words = ["fedncv", "study", study.name, "--datasets", *study.datasets, "--methods", *study.methods]
     words += ["--seeds", str(len(study.seeds)), "--clients", *map(str, study.clients or (study.settings.clients,))]
@@ -66,13 +66,13 @@ def command(study: Study) -> str:
 
 
 def slim(rows: list[dict[str, Any]]) -> bytes:
-    """Rows without single clients, but for the last."""
+    """Return the rows, with single clients' scores only in the last."""
     kept = [{k: v for k, v in row.items() if not isinstance(v, list)} for row in rows[:-1]] + rows[-1:]
     return "".join(json.dumps(row) + "\n" for row in kept).encode()
 
 
 def contents(parts: list[Path], seeds: int | None = None, methods: Sequence[str] = ()) -> dict[str, bytes]:
-    """Path in the archive -> bytes."""
+    """Return path in the archive -> bytes."""
     study = joined(parts)
     wanted = tuple(method for method in study.methods if method in (methods or study.methods))
     rates = {c: {m: lr for m, lr in chosen.items() if m in wanted} for c, chosen in study.lr.items()}
@@ -90,7 +90,7 @@ def contents(parts: list[Path], seeds: int | None = None, methods: Sequence[str]
             where = folder.relative_to(part).as_posix()
             files = {f"{where}/{CONFIG}": write_toml(run).encode(), f"{where}/{METRICS}": slim(read_rows(folder))}
             if any(found.get(name, data) != data for name, data in files.items()):
-                raise SystemExit(f"{folder} is in a part before this one too, with other numbers; remove one")
+                raise SystemExit(f"{folder} is also in an earlier part, with other numbers; remove one")
             found |= files
         for path in sorted(part.rglob(PARTITION)):
             found[path.relative_to(part).as_posix()] = path.read_bytes()
@@ -110,6 +110,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("archive", type=Path)
     parser.add_argument("parts", type=Path, nargs="+")
-    parser.add_argument("--seeds", type=int, help="only the first so many")
+    parser.add_argument("--seeds", type=int, help="only the first SEEDS seeds")
     parser.add_argument("--methods", nargs="+", default=(), help="only these")
     main(**vars(parser.parse_args()))

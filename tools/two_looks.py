@@ -1,9 +1,9 @@
-"""What two looks at the seeds leave of Table 1: the numbers of docs/results/README.md that the report does not print.
+"""Print numbers of docs/results/README.md that the report does not print: Table 1 was tested twice.
 
     make results && python tools/two_looks.py runs/table1
 
-FedNCV against all others of the table over the first ten seeds, the second ten and all twenty; against the method it is
-told from least, seed by seed; and the learning rates that tuning chose.
+It compares FedNCV with all other methods over the first ten seeds, the second ten and all twenty; with the closest
+method seed by seed; and prints the learning rates that tuning chose.
 """
 
 import argparse
@@ -55,7 +55,7 @@ def scores(runs: list[Run], metric: str) -> Scores:
 
 
 def closest(look: Scores) -> str:
-    """The method whose interval below FedNCV reaches lowest."""
+    """Return the method whose paired difference to FedNCV has the lowest lower end."""
     others = {method: paired(look["fedncv"], seeds) for method, seeds in look.items() if method != "fedncv"}
     method = min(others, key=lambda name: others[name].low)
     return f"{others[method].difference:+.3f} ({others[method].low:+.3f} to {others[method].high:+.3f}) {method}"
@@ -64,7 +64,7 @@ def closest(look: Scores) -> str:
 def seed_by_seed(look: Scores, other: str) -> str:
     ahead = np.array([look["fedncv"][seed] - value for seed, value in sorted(look[other].items())])
     return (
-        f"against {other}: ahead at {(ahead > 0).sum()} of {len(ahead)} seeds, median {np.median(ahead):.2f}, "
+        f"against {other}: better at {(ahead > 0).sum()} of {len(ahead)} seeds, median {np.median(ahead):.2f}, "
         f"largest seed {ahead.max() / ahead.sum():.2f} of the sum"
     )
 

@@ -1,4 +1,4 @@
-"""What a table of seeds may claim. The seed is the unit: rounds and clients of one run are no repetitions.
+"""Statistics over seeds. The seed is the unit: rounds and clients of one run are not repetitions.
 
     interval    mean ± t(0.975, n - 1) · deviation / √n
     paired      the same interval of the differences a_s - b_s over the seeds s that both methods have
@@ -35,24 +35,24 @@ class Paired(NamedTuple):
     difference: float
     low: float
     high: float
-    p: float  # two-sided; below 0.05 exactly where the interval excludes zero
+    p: float  # two-sided; below 0.05 exactly if the interval excludes zero
     num_seeds: int
 
 
 class Column(NamedTuple):
-    """One column of a table, ordered from the best mean down."""
+    """One column of a table, ordered by the mean, best first."""
 
     order: list[str]
     first: str | None
-    """Above every other method beyond doubt; None where nobody is."""
+    """The method significantly above every other; None if there is none."""
     level: list[str]
-    """Methods whose paired interval against the best does not lie below zero."""
+    """Methods that are not significantly below the best, by their paired interval."""
     p: float
-    """Of the claim that the best is first; nan where it cannot be tested."""
+    """p-value of the claim that the best is first; nan if it cannot be tested."""
 
 
 class Reached(NamedTuple):
-    """What a run had spent when it first measured the target."""
+    """The work of a run up to its first measurement at or above the target."""
 
     round: int
     samples: int
@@ -60,7 +60,7 @@ class Reached(NamedTuple):
 
 
 def summary(values: Sequence[float]) -> Summary:
-    """Mean, deviation and interval of the seeds of one method.
+    """Return mean, deviation and interval of the seeds of one method.
 
     >>> [round(x, 3) for x in summary([1.0, 2.0, 3.0])]
     [2.0, 1.0, -0.484, 4.484, 3]
@@ -80,12 +80,12 @@ def summary(values: Sequence[float]) -> Summary:
 
 @cache
 def _t(degrees: int) -> float:
-    """The quantile that leaves half of the rest on each side."""
+    """Return the two-sided quantile of Student's t."""
     return float(stats.t.ppf((1 + CONFIDENCE) / 2, degrees))
 
 
 def paired(a: Seeds, b: Seeds) -> Paired:
-    """The difference a - b, seed by seed. With fewer than two seeds in common there is no interval."""
+    """Compare a - b seed by seed. With fewer than two common seeds there is no interval."""
     seeds = sorted(set(a) & set(b))
     if not seeds:
         return Paired(math.nan, math.nan, math.nan, math.nan, 0)
@@ -100,7 +100,7 @@ def paired(a: Seeds, b: Seeds) -> Paired:
 
 
 def compare(methods: Mapping[str, Seeds]) -> Column:
-    """Who is first in a column, and who cannot be told from the best."""
+    """Find the first method of a column, and the methods not significantly different from the best."""
     methods = {name: seeds for name, seeds in methods.items() if seeds}
     order = sorted(methods, key=lambda name: -summary(list(methods[name].values())).mean)
     if len(order) < 2:
@@ -109,7 +109,7 @@ def compare(methods: Mapping[str, Seeds]) -> Column:
     against = {name: paired(methods[best], methods[name]) for name in others}
     first = best if all(each.low > 0 for each in against.values()) else None
     level = [best, *(name for name, each in against.items() if not each.low > 0)]
-    # all comparisons must hold at once, so the claim is as weak as its weakest one
+    # all comparisons must hold at once, so the largest p counts
     ps = [1.0 if each.difference <= 0 and each.num_seeds > 1 else each.p for each in against.values()]
     worst = max(ps, key=_nan_first)
     return Column(order, first, level, worst)
@@ -120,7 +120,7 @@ def _nan_first(p: float) -> float:
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """Holm's adjusted p-values, in the order given; nan stays nan and is not counted.
+    """Return Holm's adjusted p-values, in the order given; nan stays nan and is not counted.
 
         sorted p_(1) ≤ … ≤ p_(k):  adjusted p_(i) = max over j ≤ i of min(1, (k - j + 1) p_(j))
 
@@ -137,7 +137,7 @@ def holm(p: Sequence[float]) -> list[float]:
 
 
 def ranks(columns: Sequence[Mapping[str, Seeds]]) -> dict[str, float]:
-    """Mean rank over the columns that hold every method: 1 is the best mean, ties share their ranks."""
+    """Return the mean rank over the columns with every method: 1 is the best mean, ties share their ranks."""
     names = list(dict.fromkeys(name for column in columns for name in column))
     full = [column for column in columns if all(column.get(name) for name in names)]
     if not full:
@@ -147,9 +147,9 @@ def ranks(columns: Sequence[Mapping[str, Seeds]]) -> dict[str, float]:
 
 
 def reached(rows: Sequence[Mapping[str, Any]], target: float, *, metric: str = "before") -> Reached | None:
-    """The first measurement at or above the target, with what had been spent by then; None: never.
+    """Return the first measurement at or above the target, with the work up to it; None if there is none.
 
-    Rows are measured every few rounds, so this is an upper bound within one such step.
+    Rows are measured every few rounds, so this is an upper bound.
     """
     for row in rows:
         value = row.get(metric)

@@ -1,4 +1,4 @@
-"""Pictures of runs."""
+"""Plot runs."""
 
 from pathlib import Path
 
@@ -6,13 +6,13 @@ import numpy as np
 
 from fedncv.results import by_method, points, read_run
 
-# Okabe and Ito's colours: told apart by colour-blind readers too; line styles repeat the information.
+# Okabe and Ito's colours, which colour-blind readers can distinguish; line styles repeat the information.
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
 STYLES = ["-", "--", "-.", ":"]
 
 
 def curves(folders: list[Path], path: Path) -> Path:
-    """The score before local training against rounds, mean over seeds with the range shaded; and after it."""
+    """Plot the score before local training against rounds, mean over seeds with the range, and the score after."""
     import matplotlib
 
     matplotlib.use("Agg")

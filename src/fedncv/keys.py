@@ -2,8 +2,8 @@
 
 The generator is Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011),
 written in integer tensor arithmetic: the same words on every device, under ``torch.vmap``, in any order
-and on any number of workers. There is no generator state to save, to share or to race on, and no global
-generator is touched.
+and on any number of workers. There is no generator state to save, share or synchronise, and no global generator
+is used.
 
     key          two 32-bit words
     key_for      (seed, purpose, round, client) -> key
@@ -32,7 +32,7 @@ Word = TypeVar("Word", int, Tensor)
 
 
 def _multiply(a: int, b: Word) -> tuple[Word, Word]:
-    """High and low word of a 32 x 32 -> 64 bit product (int64 wraps; the bits are right)."""
+    """Return high and low word of a 32 x 32 -> 64 bit product (int64 wraps; the bits are right)."""
     product = a * b
     return (product >> 32) & WORD, product & WORD
 
@@ -47,7 +47,7 @@ def _rounds(k0: Word, k1: Word, c0: Word, c1: Word, c2: Word, c3: Word) -> tuple
 
 
 def philox(key: Key, c0: Tensor, c1: Tensor, c2: Tensor, c3: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Ten Philox rounds of the counter (c0, c1, c2, c3) under ``key``; all are 32-bit words."""
+    """Apply ten Philox rounds to the counter (c0, c1, c2, c3) under ``key``; all are 32-bit words."""
     k0, k1 = key[..., 0], key[..., 1]
     if c0.is_cuda and (in_one := _kernel()) is not None:
         return in_one(k0, k1, c0, c1, c2, c3)
@@ -56,7 +56,7 @@ def philox(key: Key, c0: Tensor, c1: Tensor, c2: Tensor, c3: Tensor) -> tuple[Te
 
 @functools.cache
 def _kernel() -> Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]] | None:
-    """The same on a GPU in one kernel, where there is Triton to compile it."""
+    """Return the same function as one GPU kernel, if Triton can compile it."""
     try:
         from fedncv.keys_kernel import philox as in_one
     except ImportError:
@@ -65,13 +65,13 @@ def _kernel() -> Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]] | None:
 
 
 def key_for(seed: int, purpose: str, round: int = 0, client: int | Tensor = 0) -> Key:
-    """The key of one draw. Different purposes never share words, whatever their rounds and clients.
+    """Return the key of one draw. Different purposes never share words, whatever their rounds and clients.
 
     >>> key_for(0, "batches", 3, 7)
     tensor([1254397809, 3131939416])
     """
     words, number = (seed & WORD, (seed >> 32) & WORD), zlib.crc32(purpose.encode())
-    if not isinstance(client, Tensor):  # tensors of one number take thirty times as long
+    if not isinstance(client, Tensor):  # a tensor of one number takes thirty times as long
         return torch.tensor(_rounds(*words, int(client), round, number, 0)[:2])
     word = torch.zeros_like(client)
     c0, c1, _, _ = philox(torch.tensor(words, device=client.device), client, word + round, word + number, word)
@@ -79,24 +79,24 @@ def key_for(seed: int, purpose: str, round: int = 0, client: int | Tensor = 0) -
 
 
 def fold(key: Key, number: int | Tensor) -> Key:
-    """Another key, for the ``number``-th part (step, epoch, layer) of what ``key`` is for."""
+    """Return another key, for the ``number``-th part (step, epoch, layer) of the work of ``key``."""
     if not isinstance(number, Tensor):
         number = torch.full((), number, dtype=torch.int64, device=key.device)  # a fill: a CUDA graph can hold it
     number = number.to(key.device)
     zero = torch.zeros_like(number)
-    c0, c1, _, _ = philox(key, number, zero, zero, zero + WORD)  # the last word keeps folds apart from bits
+    c0, c1, _, _ = philox(key, number, zero, zero, zero + WORD)  # the last word makes folds differ from bits
     return torch.stack([c0, c1], dim=-1)
 
 
 def bits(key: Key, n: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """n counters' worth of random 32-bit words, for each of the keys if ``key`` holds several."""
+    """Return n x 4 random 32-bit words, for each of the keys if ``key`` holds several."""
     counter = torch.arange(n, device=key.device)
     zero = torch.zeros_like(counter)
     return philox(key[..., None, :], counter, zero, zero, zero)
 
 
 def uniform(key: Key, n: int, *, dtype: torch.dtype = torch.float64) -> Tensor:
-    """n uniforms in [0, 1), on a grid of 2^-53 (2^-24 in float32)."""
+    """Return n uniforms in [0, 1), on a grid of 2^-53 (2^-24 in float32)."""
     c0, c1, _, _ = bits(key, n)
     if dtype == torch.float64:
         return (((c0 << 21) | (c1 >> 11)).to(dtype)) * 2.0**-53
@@ -104,13 +104,13 @@ def uniform(key: Key, n: int, *, dtype: torch.dtype = torch.float64) -> Tensor:
 
 
 def normal(key: Key, n: int, *, dtype: torch.dtype = torch.float64) -> Tensor:
-    """n standard normals by Box and Muller's transform."""
+    """Return n standard normals by Box and Muller's transform."""
     u, v = uniform(fold(key, 0), n, dtype=dtype), uniform(fold(key, 1), n, dtype=dtype)
     return torch.sqrt(-2 * torch.log1p(-u)) * torch.cos(2 * torch.pi * v)
 
 
 def permutation(key: Key, n: int) -> Tensor:
-    """A permutation of 0..n-1 (a row for each key): the order of n random 63-bit numbers.
+    """Return a permutation of 0..n-1 (a row for each key): the order of n random 63-bit numbers.
 
     >>> sorted(permutation(key_for(0, "doc"), 5).tolist())
     [0, 1, 2, 3, 4]
@@ -120,6 +120,6 @@ def permutation(key: Key, n: int) -> Tensor:
 
 
 def generator(seed: int, purpose: str, round: int = 0, client: int = 0) -> np.random.Generator:
-    """NumPy's own Philox under the same kind of key, for draws with a distribution (Dirichlet, choice)."""
+    """Return NumPy's own Philox under the same kind of key, for draws with a distribution (Dirichlet, choice)."""
     k0, k1 = key_for(seed, purpose, round, client).tolist()
     return np.random.Generator(np.random.Philox(key=(k1 << 32) | k0))

@@ -1,7 +1,7 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,import-untyped,import-not-found"
-"""Philox in one kernel of a GPU: the words of ``keys.philox``, which takes 160 small operations for them.
+"""Philox in one GPU kernel: the words of ``keys.philox``, which needs 160 small operations.
 
-Where every step draws noise, those operations take longer than the step itself.
+If every step draws noise, those operations take longer than the step itself.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK = 256
-AXES = 3  # of a tensor that is read where it lies; with more of them it is copied first
+AXES = 3  # of a tensor that is read in place; one with more axes is copied first
 
 WORDS = [f"{word}{axis}" for word in ("k0", "k1", "c0", "c1", "c2", "c3") for axis in ("", "_0", "_1", "_2")]
 
@@ -69,7 +69,7 @@ class Philox(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *words: Tensor) -> Any:
-        """The mapped axis comes first in every word, and shapes of one length behind it."""
+        """Move the mapped axis first in every word, and pad the other axes to equal length."""
         axes = max(word.dim() - (dim is not None) for word, dim in zip(words, in_dims, strict=True))
 
         def moved(word: Tensor, dim: int | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""Models by name. Any ``package.module:function`` that maps (input shape, outputs) to a module works too."""
+"""Models by name. Any ``package.module:function`` that maps (input shape, outputs) to a module works as well."""
 
 from math import prod
 
@@ -9,12 +9,12 @@ from fedncv.spec import import_object, nearest
 
 
 class LeNet5(nn.Module):
-    """conv 5x5 -> BN -> ReLU -> pool, twice; two linear layers; and the head. For images of 16x16 and more."""
+    """conv 5x5 -> BN -> ReLU -> pool, twice; two linear layers; and the head. For images of at least 16x16."""
 
     def __init__(self, input_shape: tuple[int, ...], num_classes: int) -> None:
         super().__init__()
         if len(input_shape) != 3 or min(input_shape[1:]) < 16:
-            raise ValueError(f"lenet5 takes images of 16x16 and more, not inputs of shape {input_shape}; try mlp")
+            raise ValueError(f"lenet5 needs images of at least 16x16, not inputs of shape {input_shape}; try mlp")
         channels, *sides = input_shape
         flat = 16 * prod(((side - 4) // 2 - 4) // 2 for side in sides)
         self.body = nn.Sequential(

@@ -1,4 +1,4 @@
-"""When a run is probed: ``every=10``, the way a config or a command writes it."""
+"""When to probe a run: ``every=10``, as in a config or a command."""
 
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ class Probe:
 
 
 def find_probe(text: str) -> Probe | None:
-    """The probe that a config names; None for the empty text: nothing is measured.
+    """Return the probe that a config names; None for the empty text, which measures nothing.
 
     >>> find_probe("every=5")
     Probe(every=5)
@@ -27,6 +27,6 @@ def find_probe(text: str) -> Probe | None:
     if not text:
         return None
     if "=" not in text:
-        raise ValueError(f"probe is {text!r}; it is written as every=10, and empty for none")
+        raise ValueError(f"probe is {text!r}; write it as every=10, or leave it empty for none")
     _, knobs = parse(f"probe:{text}", {"probe": Probe}, what="setting")
     return Probe(**knobs)

@@ -1,18 +1,18 @@
-"""Rows: a tree of tensors for every client seen, in memory or in a file, as a value that is never changed.
+"""Rows: a tree of tensors for every client seen, in memory or in a file, as an immutable value.
 
-    rows | {u: row, …}      new rows beside the old ones, which stay as they were
+    rows | {u: row, …}      a new value with new rows; the old value does not change
     rows[u], rows.get(u, default), u in rows
 
-In memory that is a plain dictionary. ``Rows`` is the same in a file: a round reads and writes the rows of its own
-clients, the others lie on the disk, and what memory holds of each is its name and its place. (Names and places are
-copied with every ``|``, as a dictionary copies its pointers.)
+In memory this is a plain dictionary. ``Rows`` is the same in a file: a round reads and writes only the rows of its own
+clients. The others stay on the disk; memory holds only the name and place of each. (Every ``|`` copies names and
+places, as a dictionary copies its pointers.)
 
-A row is written once, under a name made from its content, and read again only if it still is what its name says. Its
-place is free when no value holds it any more. A checkpoint holds names alone: it writes no row, equal runs write equal
-checkpoints wherever their rows lie, and as long as somebody holds the state it was made from, its rows stay.
+A row is written once, under a hash of its content, and reading verifies this hash. Its place is free when no value
+uses it any more. A checkpoint holds only names: it writes no row, and equal runs write equal checkpoints wherever
+their rows are stored. Its rows stay as long as the state it was made from is in use.
 
-The file is read and written, not mapped: the kernel's cache does what a mapping would, and a full disk is an error
-instead of a signal.
+The file is read and written, not mapped: the kernel's cache is as fast, and a full disk is an error instead of a
+signal.
 """
 
 import hashlib
@@ -32,34 +32,34 @@ NAME = 16  # bytes of a row's name, before the row
 
 
 def write_point(name: str) -> None:
-    """A moment at which dying would hurt most. Tests put a SIGKILL here."""
+    """Mark a moment at which a crash is most dangerous. Tests send SIGKILL here."""
 
 
 class Slot:
-    """A place in the file that holds a row as long as somebody holds this."""
+    """A place in the file that holds a row as long as this object exists."""
 
     __slots__ = ("_file", "name", "number")
 
     def __init__(self, file: "RowFile", number: int, name: bytes) -> None:
         self._file, self.number, self.name = file, number, name
 
-    def __del__(self, free: Any = heapq.heappush) -> None:  # at the end of a process modules may be gone
+    def __del__(self, free: Any = heapq.heappush) -> None:  # modules may be unloaded at the end of a process
         free(self._file.free, self.number)
 
 
 class RowFile:
-    """Rows of one form, each in a slot behind its name. Without a path it is a temporary file without one."""
+    """Rows of one form, each in a slot after its name. Without a path this is an unnamed temporary file."""
 
     def __init__(self, device: torch.device, *, like: Tree = None, form: list[Any] | None = None) -> None:
         self.device = device
         self.like = torch.empty(0, device=device) if like is None else like
-        """A row's structure: its tensors' values, types and shapes do not matter."""
+        """A row's structure; the values, types and shapes of its tensors do not matter."""
         self.form = form
-        """[type, shape] of every tensor of a row; known from the first one on."""
+        """[type, shape] of every tensor of a row; known after the first row."""
         self.free: list[int] = []
         self.path: Path | None = None
         self._descriptor, self._writable = -1, False
-        self._end = 0  # slots, free ones included
+        self._end = 0  # number of slots, including free ones
         self._written = False
 
     def __del__(self) -> None:
@@ -67,16 +67,16 @@ class RowFile:
             os.close(self._descriptor)
 
     def place(self, path: Path) -> None:
-        """Where the file shall be; before the first row."""
+        """Set the path of the file; before the first row."""
         if self.path != path:
-            assert self._descriptor < 0, "rows are in another file already"
+            assert self._descriptor < 0, "rows are already in another file"
             self.path = path
 
     def write(self, row: Tree) -> Slot:
         form = [[str(leaf.dtype).removeprefix("torch."), list(leaf.shape)] for _, leaf in leaves(row)]
         if self.form is None:
             self.form, self.like = form, tree_map(lambda leaf: leaf.new_empty(0), row)
-        assert form == self.form, f"rows of one form: {self.form}, not {form}"
+        assert form == self.form, f"all rows must have one form: {self.form}, not {form}"
         self._open(os.O_RDWR | os.O_CREAT)
         data = b"".join(_bytes(leaf) for _, leaf in leaves(row))
         number = heapq.heappop(self.free) if self.free else self._end
@@ -100,7 +100,7 @@ class RowFile:
         return tree_map(lambda _: next(tensors), self.like)
 
     def find(self, names: list[bytes]) -> dict[bytes, Slot]:
-        """The slots of these rows, each read or at least seen; all others are free."""
+        """Return the slots of these rows, and free all others; ambiguous ones are verified."""
         self._open(os.O_RDONLY)
         self._end = os.fstat(self._descriptor).st_size // self._stride
         wanted: dict[bytes, list[int]] = {name: [] for name in names}
@@ -108,7 +108,7 @@ class RowFile:
             wanted.get(os.pread(self._descriptor, NAME, number * self._stride), []).append(number)
         slots = {}
         for name, numbers in wanted.items():
-            if len(numbers) > 1:  # one may be what a killed run left half written
+            if len(numbers) > 1:  # one may be an incomplete row of a killed run
                 numbers = [number for number in numbers if _name(self._get(number)) == name]
             if numbers:
                 slots[name] = Slot(self, numbers[0], name)
@@ -116,7 +116,7 @@ class RowFile:
         return slots
 
     def sync(self) -> None:
-        """What was written is on the disk when this returns."""
+        """Flush all written rows to the disk."""
         if self._written:
             os.fsync(self._descriptor)
             self._written = False
@@ -127,7 +127,7 @@ class RowFile:
         return NAME + sum(sizes)
 
     def _open(self, flags: int) -> None:
-        """Once; again where it was opened to be read and is now written to."""
+        """Open the file once, and again if it was opened for reading and is now written to."""
         if self._descriptor >= 0 and (flags == os.O_RDONLY or self._writable):
             return
         if self.path is None:
@@ -153,7 +153,7 @@ class RowFile:
 
 
 class Rows(Mapping[int, Any]):
-    """Rows in a file. Empty, it takes them in memory all the same if there is ``room`` for those of all clients."""
+    """Rows in a file. An empty value keeps its rows in memory if there is ``room`` for those of all clients."""
 
     def __init__(
         self, file: RowFile, slots: dict[int, Slot] | None = None, *, room: float = 0.0, num_clients: int = 1
@@ -188,17 +188,17 @@ AnyRows = Rows | dict[int, Any]
 
 
 def rows_of(rows: AnyRows, ids_S: Tensor, default: Tensor) -> Tensor:
-    """The rows of these clients, stacked; ``default`` for one never seen."""
+    """Return the rows of these clients, stacked; ``default`` for one never seen."""
     return torch.stack([rows.get(u, default) for u in ids_S.tolist()])
 
 
 def with_rows(rows: AnyRows, ids_S: Tensor, new_SP: Tensor) -> AnyRows:
-    """The rows of these clients replaced; each is a copy, so that it does not keep its whole round in memory."""
+    """Replace the rows of these clients; each is a copy, so that it does not keep its whole round in memory."""
     return rows | {u: row.clone() for u, row in zip(ids_S.tolist(), new_SP, strict=True)}
 
 
 def rows_for(tree: Tree, *, room: float, num_clients: int, device: torch.device) -> Tree:
-    """The tree with ``Rows`` for each of its empty dictionaries of clients, which share the ``room`` in memory."""
+    """Replace each empty dictionary of clients in the tree by ``Rows``; they share the ``room`` in memory."""
     share = room / max(1, _num_dictionaries(tree))
 
     def made(part: Tree) -> Tree:
@@ -213,7 +213,7 @@ def rows_for(tree: Tree, *, room: float, num_clients: int, device: torch.device)
 
 
 def all_rows(tree: Tree, path: str = "") -> Iterator[tuple[str, Rows]]:
-    """(path, rows) for all rows of the tree that are in files, or may be."""
+    """Yield (path, rows) for all rows of the tree that are in files, or may be."""
     if isinstance(tree, Rows):
         yield path, tree
     elif isinstance(tree, tuple):

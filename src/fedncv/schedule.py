@@ -18,14 +18,14 @@ def exponential(t: int, _rounds: int, *, decay: float = 0.985) -> float:
 
 
 def cosine(t: int, rounds: int, *, floor: float = 0.0) -> float:
-    """From 1 to ``floor`` along half a cosine."""
+    """Go from 1 to ``floor`` along half a cosine."""
     if not 0 <= floor <= 1:
         raise ValueError(f"schedule cosine: floor must be from 0 to 1, not {floor}")
     return floor + (1 - floor) * (1 + math.cos(math.pi * t / max(1, rounds))) / 2
 
 
 def step(t: int, _rounds: int, *, every: int = 30, factor: float = 0.1) -> float:
-    """Times ``factor`` every so many rounds."""
+    """Multiply by ``factor`` every ``every`` rounds."""
     if every < 1:
         raise ValueError(f"schedule step: every must be at least 1, not {every}")
     if not 0 < factor <= 1:

@@ -1,7 +1,7 @@
-"""``name:key=value,key=value``: how a method, a partition or a schedule is named in a config or a command.
+"""Parse ``name:key=value,key=value``, the text of a method, a partition or a schedule in a config or a command.
 
 The knobs are the keyword-only parameters of a callable (a function or a keyword-only dataclass), so they
-are written down once, where they are used.
+are defined once, where they are used.
 
 >>> def dirichlet(labels, *, alpha: float = 0.1, min_samples: int = 10): ...
 >>> parse("dirichlet:alpha=1", {"dirichlet": dirichlet}, what="partition")
@@ -23,7 +23,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 
 def nearest(word: str, choices: Iterable[str], *, what: str) -> str:
-    """'unknown method 'fedavgg'; did you mean 'fedavg'? (there are …)': the one line a typo gets."""
+    """Return the message for a typo: "unknown method 'fedavgg'; did you mean 'fedavg'? (there are …)"."""
     choices = list(choices)
     close = difflib.get_close_matches(word, choices, n=1, cutoff=0.5)
     hint = f"; did you mean {close[0]!r}?" if close else ""
@@ -31,7 +31,7 @@ def nearest(word: str, choices: Iterable[str], *, what: str) -> str:
 
 
 def knobs(function: Callable[..., Any]) -> dict[str, Any]:
-    """Knob -> type, for every keyword-only parameter that a text can set."""
+    """Return knob -> type, for every keyword-only parameter that a text can set."""
     hints = get_type_hints(function)
     parameters = inspect.signature(function).parameters.values()
     return {p.name: hints[p.name] for p in parameters if p.kind is p.KEYWORD_ONLY}

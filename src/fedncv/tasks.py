@@ -1,4 +1,4 @@
-"""What is learned and how it is scored: a per-sample loss and a per-sample score, both replaceable."""
+"""Tasks: a per-sample loss and a per-sample score, both replaceable."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from fedncv.spec import import_object, nearest
 
 
 class Task(NamedTuple):
-    """Outputs have a row per sample, so do targets; both functions return one number a row."""
+    """Outputs and targets have one row per sample; both functions return one number per row."""
 
     loss: Callable[[Tensor, Tensor], Tensor]  # outputs, targets -> losses_B
     score: Callable[[Tensor, Tensor], Tensor]  # outputs, targets -> scores_B, higher is better

@@ -1,4 +1,4 @@
-"""TensorBoard's event files beside a run's metrics, for those who live there. Needs the extra `tensorboard`.
+"""Write TensorBoard event files next to a run's metrics. Needs the extra `tensorboard`.
 
 >>> fedncv.simulate(method="fedavg", on_round=fedncv.tensorboard.writer("events/fedavg"))  # doctest: +SKIP
 """
@@ -10,7 +10,7 @@ from fedncv.simulation import OnRound
 
 
 def writer(folder: str | Path) -> OnRound:
-    """An ``on_round`` that writes every number of a row under its own name."""
+    """Return an ``on_round`` that writes every number of a row under its own name."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
@@ -27,7 +27,7 @@ def writer(folder: str | Path) -> OnRound:
 
 
 def beside(watch: Watch) -> Watch:
-    """``watch`` that also writes the events of each run into its folder."""
+    """Return ``watch`` extended to write the events of each run into its folder."""
     writers: dict[Path, OnRound] = {}
 
     def row(folder: Path, values: Row) -> None:

@@ -1,7 +1,7 @@
-"""Trees: tensors, or tuples, NamedTuples and mappings of trees; other leaves pass through untouched.
+"""Trees: tensors, or tuples, NamedTuples and mappings of trees; other leaves are not changed.
 
-Messages and states are trees, so that a method can give its parts names and an engine can stack, slice,
-count and store them without knowing what they are.
+Messages and states are trees, so that a method can name its fields and an engine can stack, slice, count and store
+them without knowing their meaning.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,7 +14,7 @@ Tree = Any
 
 
 def tree_map(function: Callable[..., Any], *trees: Tree) -> Tree:
-    """``function`` on the tensors of one tree, or on the corresponding tensors of several of one form."""
+    """Apply ``function`` to the tensors of one tree, or to the corresponding tensors of several trees of one form."""
     first = trees[0]
     if isinstance(first, Tensor):
         return function(*trees)
@@ -27,17 +27,17 @@ def tree_map(function: Callable[..., Any], *trees: Tree) -> Tree:
 
 
 def stack(trees: list[Tree]) -> Tree:
-    """One tree with a leading axis, from many of one form."""
+    """Stack many trees of one form to one tree with a leading axis."""
     return tree_map(lambda *tensors: torch.stack(tensors), *trees)
 
 
 def row(tree: Tree, i: int) -> Tree:
-    """The i-th along the leading axis of every tensor."""
+    """Return the i-th row of every tensor."""
     return tree_map(lambda tensor: tensor[i], tree)
 
 
 def leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, Any]]:
-    """(path, leaf) for every leaf, with the names of fields in the path."""
+    """Yield (path, leaf) for every leaf, with the names of fields in the path."""
     items: Iterable[tuple[Any, Any]]
     if isinstance(tree, tuple):
         items = zip(getattr(tree, "_fields", range(len(tree))), tree, strict=True)
@@ -51,11 +51,11 @@ def leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def num_bytes(tree: Tree) -> int:
-    """What the tree's numbers take on the wire; a Python number counts eight."""
+    """Return the bytes that the tree's numbers need in a message; a Python number counts eight."""
     return sum(leaf.numel() * leaf.element_size() if isinstance(leaf, Tensor) else 8 for _, leaf in leaves(tree))
 
 
 def all_finite(tree: Tree) -> bool:
     tensors = [leaf for _, leaf in leaves(tree) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
     flags = [torch.isfinite(tensor).all() for tensor in tensors]
-    return not flags or bool(torch.stack(flags).all())  # one look at the device, not one a tensor
+    return not flags or bool(torch.stack(flags).all())  # one read from the device, not one per tensor

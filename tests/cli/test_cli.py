@@ -186,7 +186,7 @@ def test_a_run_that_cannot_go_on_here_says_where_it_can(tmp_path, monkeypatch, c
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert main(["resume", made(tmp_path / "a", device="cuda")]) == 2
     said = capsys.readouterr().err  # resume has no --device
-    assert "torch sees no GPU here; use cpu, or go where there is one" in said
+    assert "torch sees no GPU; use device cpu, or run on a machine with a GPU" in said
     assert f"(it stands in {tmp_path / 'a' / CONFIG})" in said
     folder = made(tmp_path / "fed" / "server" / "runs" / "first", data=CUSTOM)
     (tmp_path / "fed" / "server" / "server.toml").touch()
@@ -198,7 +198,7 @@ def test_a_run_that_cannot_go_on_here_says_where_it_can(tmp_path, monkeypatch, c
 @pytest.mark.parametrize(
     ("there", "device", "message"),
     [
-        (0, "cuda", "device is 'cuda', but torch sees no GPU here; use cpu, or go where there is one"),
+        (0, "cuda", "device is 'cuda', but torch sees no GPU; use device cpu, or run on a machine with a GPU"),
         (1, "cuda:1", "device is 'cuda:1', but torch sees 1 GPU here; use cuda:0"),
         (2, "cuda:7", "device is 'cuda:7', but torch sees 2 GPUs here; use cuda:0 to cuda:1"),
     ],

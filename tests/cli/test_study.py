@@ -161,7 +161,7 @@ MISTAKES = [
     (["study", "smoke", "--data", "mnist"], "a study names its data with --datasets"),
     (["study", "smoke", "--jobs", "0", "--dry-run"], "--jobs is a number of processes, at least 1, not 0"),
     (["report", "nowhere"], "there is no folder nowhere"),
-    (["report", "."], "holds no run (no config.toml in it or below); fedncv study and fedncv run make some"),
+    (["report", "."], "holds no run (no config.toml in or below it); make some with fedncv run or study"),
     (["report", ".", "--target", "80"], "from 0 to 1, not 80"),
     (["report", ".", "--allow", "lrr"], "--allow: unknown setting 'lrr'; did you mean 'lr'?"),
 ]
@@ -199,7 +199,7 @@ def test_a_stopped_study_goes_on_to_the_same_bytes(tmp_path):
     assert stopped.returncode == 130
     assert error.strip() == "stopped; nothing is lost. Go on with the same command."
     assert main(["report", str(tmp_path / "stopped")]) == 0  # a page while it is under way
-    assert "not begun" in (tmp_path / "stopped/report.html").read_text()
+    assert "not started" in (tmp_path / "stopped/report.html").read_text()
     for out in ("stopped", "whole"):
         process = run(tmp_path / out)
         _, error = process.communicate(timeout=300)

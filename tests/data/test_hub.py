@@ -94,7 +94,7 @@ def test_labels_of_another_dataset_are_refused(datasets, tmp_path):
 def test_other_columns_are_named(datasets, tmp_path):
     table = datasets.Dataset.from_dict({"text": ["a"], "label": [0]})
     datasets.DatasetDict({"train": table, "test": table}).save_to_disk(tmp_path / "hub" / "ufldl-stanford" / "svhn")
-    with pytest.raises(ValueError, match=r"has the columns \['text', 'label'\], not a picture and 'label'"):
+    with pytest.raises(ValueError, match=r"has the columns \['text', 'label'\], but needs a picture and 'label'"):
         load("svhn", tmp_path, verify=False, **QUIET)
 
 
@@ -106,12 +106,12 @@ def test_a_corrupt_picture_is_named_by_its_row(datasets, tmp_path):
     }
     table = datasets.Dataset.from_dict(rows, features=features)
     datasets.DatasetDict({"train": table, "test": table}).save_to_disk(tmp_path / "hub" / "ufldl-stanford" / "svhn")
-    with pytest.raises(ValueError, match="ufldl-stanford/svhn row 1 is not a whole picture"):
+    with pytest.raises(ValueError, match="ufldl-stanford/svhn row 1 is not a complete picture"):
         load("svhn", tmp_path, verify=False, **QUIET)
 
 
 def test_an_id_that_is_not_there_is_one_line(datasets, tmp_path):
-    with pytest.raises(ValueError, match="svhn is not in the stand-in for the hub") as caught:
+    with pytest.raises(ValueError, match="svhn is not in the folder that replaces the hub") as caught:
         load("svhn", tmp_path, **QUIET)
     assert "\n" not in str(caught.value)
 
@@ -125,7 +125,7 @@ def test_without_a_network_there_is_one_line_at_once(tmp_path, monkeypatch, name
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(hub, "import_module", lambda _: None)
     monkeypatch.setattr(socket, "create_connection", unreachable)
-    with pytest.raises(ValueError, match=r"huggingface.co is out of reach \(no route to host\); or put ") as caught:
+    with pytest.raises(ValueError, match=r"huggingface.co is not reachable \(no route to host\); or put ") as caught:
         load(name, tmp_path, **QUIET)
     assert "\n" not in str(caught.value)
 

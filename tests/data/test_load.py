@@ -65,10 +65,10 @@ def test_names_can_be_checked_before_anything_is_loaded():
 
 
 def test_a_data_folder_that_does_not_exist_is_named(tmp_path, monkeypatch):
-    with pytest.raises(ValueError, match="nowhere does not exist; name another in --data-dir"):
+    with pytest.raises(ValueError, match="nowhere does not exist; set another one in --data-dir"):
         load("mnist", tmp_path / "nowhere")
     monkeypatch.setenv("FEDNCV_DATA", str(tmp_path / "gone"))
-    with pytest.raises(ValueError, match="gone does not exist; name another in FEDNCV_DATA"):
+    with pytest.raises(ValueError, match="gone does not exist; set another one in FEDNCV_DATA"):
         load("mnist")
 
 

@@ -35,7 +35,7 @@ def test_tensors_are_not_copied_and_floats_are_left_alone():
     [
         (PICTURES, [0, 1], "6 inputs and 2 labels"),
         (PICTURES[:0], [], "labels are"),
-        (PICTURES, [0.5] * 6, "give one integer a sample"),
+        (PICTURES, [0.5] * 6, "give one integer per sample"),
         (PICTURES, [[0]] * 6, r"of shape \(6, 1\)"),
         (PICTURES, [-1, 0, 0, 0, 0, 0], "label -1 is out of range"),
         (PICTURES.transpose(0, 2, 3, 1), LABELS, "move the channels"),

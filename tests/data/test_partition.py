@@ -304,5 +304,5 @@ def test_a_dataset_is_divided_by_the_text_of_a_config():
 def test_natural_clients_come_from_the_owners_column():
     data = from_arrays(np.zeros((4, 2), np.float32), [0, 1, 0, 1], owners=["ann", "bob", "ann", "ann"])
     assert [part.tolist() for part in divide(data, "natural", num_clients=2, seed=0)] == [[0, 2, 3], [1]]
-    with pytest.raises(ValueError, match="does not say whose"):
+    with pytest.raises(ValueError, match="does not say who owns"):
         divide(load("digits"), "natural", num_clients=2, seed=0)

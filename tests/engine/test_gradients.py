@@ -35,7 +35,7 @@ class OwnStatistics(Tiny):
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (SeesOthers, "see each other"),
+        (SeesOthers, "affect each other"),
         (LooksAtValues, "no gradients of single samples"),
         (OwnStatistics, "no gradients of single samples"),
     ],

@@ -52,7 +52,7 @@ def test_init_writes_a_part_for_each_machine(tmp_path, capsys):
         (["down", "nowhere"], "there is no nowhere/server/server.toml"),
         (["init", "x", "--rounds", "3"], "Unrecognized options: --rounds"),  # it is the runs' affair
         (["init", "x", "--port", "99999"], "port must be from 1 to 65535, or 0 for a free one, not 99999"),
-        (["init", "x", "--host", "my host"], "'my host' is no name or address of a machine"),
+        (["init", "x", "--host", "my host"], "'my host' is not a host name or address"),
         (["init", "x", "--data", "digts"], "did you mean 'digits'"),
         (["run", "x", "--dropout", "0.5"], "--dropout 0.5: real clients fail by themselves; leave --dropout out"),
         (["run", "x", "--engine=stacked"], "--engine stacked: every client trains by itself"),

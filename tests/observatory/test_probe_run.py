@@ -125,13 +125,13 @@ def test_the_command_line_takes_it(tmp_path, capsys):
     (folder,) = (path.parent for path in (tmp_path / "runs").rglob("metrics.jsonl"))
     assert [set(split_row(row)[0]) for row in read_rows(folder)] == [KEYS, KEYS]
     assert main([*words, "--probe", "10", "--out", str(tmp_path / "more")]) != 0
-    assert "it is written as every=10" in capsys.readouterr().err
+    assert "write it as every=10" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("10", "probe is '10'; it is written as every=10"),
+        ("10", "probe is '10'; write it as every=10"),
         ("every=0", "every must be at least 1, not 0"),
         ("every=often", "every must be int, not 'often'"),
         ("evry=10", "no knob 'evry'"),

@@ -81,7 +81,7 @@ def test_a_state_that_stands_twice_is_refused(tmp_path, again):
     assert read_rows(path) == rows
     with path.open("a") as file:
         file.write(json.dumps(rows[1] | again) + "\n")
-    with pytest.raises(ValueError, match="line 5: fedncv, seed 0, round 2 stands there twice"):
+    with pytest.raises(ValueError, match="line 5: fedncv, seed 0, round 2 occurs twice"):
         read_rows(path)
 
 

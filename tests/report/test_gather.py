@@ -39,7 +39,7 @@ def test_what_is_not_finished_is_named_and_never_averaged(study, tmp_path):
     write_study(tmp_path, study, skip=(f"{folder}0", f"{folder}1"))
     write_run(tmp_path / f"{folder}1", config_of(study, f"{folder}1"), 0.01, until=7)
     results = gather(tmp_path)
-    assert {(m.seed, m.status) for m in results.missing} == {(0, "not begun"), (1, "unfinished")}
+    assert {(m.seed, m.status) for m in results.missing} == {(0, "not started"), (1, "unfinished")}
     assert "round 7 of 20" in results.missing[0].reason
     entry = main_table(results).entries["cifar10", "before", "fedavg"]
     assert entry.missing == 2
@@ -171,7 +171,7 @@ def test_nothing_to_report_is_said_in_one_line(study, tmp_path):
 def test_a_study_that_has_only_begun_has_a_page_that_says_so(study, tmp_path):
     write_study(tmp_path, study, skip=[str(cell.folder) for cell in study.cells()])
     text = write(tmp_path)[0].read_text()
-    assert "0 of 9 runs finished, 9 not begun" in text
+    assert "0 of 9 runs finished, 9 not started" in text
     assert "No run is finished yet" in text
 
 

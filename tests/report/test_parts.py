@@ -123,8 +123,8 @@ def test_the_worst_of_several_columns_is_named(tmp_path):
     mnist["fedper"], svhn["fedper"] = [(0.70, 0.7), (0.72, 0.7)], [(0.51, 0.4), (0.55, 0.4)]
     first, worst = findings(written(tmp_path, {"mnist": mnist | best, "svhn": svhn | best}))
     # SVHN after: ahead of FedAvg by 10 and 1, which two seeds do not tell
-    assert first.startswith("FedNCV is ahead of the best other method in 3 of 4 columns; in 2 of them every paired")
-    assert worst == "At worst it is 2.00 points behind FedPer (95 %: −14.71 to +10.71): SVHN, before local training."
+    assert first.startswith("FedNCV is better than the best other method in 3 of 4 columns; in 2 of them every paired")
+    assert worst == "At worst it is 2.00 points below FedPer (95 %: −14.71 to +10.71): SVHN, before local training."
 
 
 def test_equal_scores_are_level(tmp_path):
@@ -136,4 +136,4 @@ def test_equal_scores_are_level(tmp_path):
 def test_where_it_is_never_behind_the_worst_is_the_least_ahead(tmp_path):
     scores = {"fedncv": [(0.90, 0.95), (0.92, 0.97)], "fedavg": [(0.8, 0.94), (0.82, 0.96)]}
     _, worst = findings(written(tmp_path, {"mnist": scores, "svhn": {m: scores[m] for m in scores}}))
-    assert worst.startswith("At worst it is 1.00 points ahead of FedAvg (95 %: +1.00 to +1.00): MNIST, after")
+    assert worst.startswith("At worst it is 1.00 points above FedAvg (95 %: +1.00 to +1.00): MNIST, after")

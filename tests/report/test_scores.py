@@ -56,7 +56,7 @@ def test_the_report_shows_them_plainly(regression):
     markdown = to_markdown(table)
     assert "| FedAvg | **-0.5 ± 0.3536 *** |" in markdown  # ahead by 1 and 1; nothing of the paper beside it
     assert "over seeds, minus squared error." in markdown
-    assert claims(results, table) == []  # the paper speaks of accuracy alone
+    assert claims(results, table) == []  # the paper has only accuracies
     assert chart_data(results)["percent"] is False
     text = page(results, table, [])
     assert "Minus squared error, over all clients" in text

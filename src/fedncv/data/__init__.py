@@ -1,4 +1,4 @@
-"""Datasets by name, and who holds which samples.
+"""Load datasets by name and divide them among clients.
 
 dataset = load("digits")
 parts   = divide(dataset, "dirichlet:alpha=0.1", num_clients=100, seed=0)
@@ -66,14 +66,14 @@ STREAMS: Mapping[str, Callable[..., Stream]] = {"arrivals": arrivals}
 
 
 def divide(dataset: Dataset, text: str, *, num_clients: int, seed: int) -> Parts:
-    """The partition that ``text`` names ("dirichlet:alpha=0.1,min_samples=10") of ``dataset`` under ``seed``.
+    """Divide ``dataset`` by the partition ``text`` ("dirichlet:alpha=0.1,min_samples=10") under ``seed``.
 
     Keyed by (seed, "partition"): the same for every method, engine and machine.
     """
     name, knobs = spec.parse(text, PARTITIONS, what="partition")
     column = dataset.labels
-    if name == "natural":  # the one partition that looks at another column
+    if name == "natural":  # the only partition that uses another column
         if dataset.owners is None:
-            raise ValueError(f"{dataset.name} does not say whose its samples are; take another partition")
+            raise ValueError(f"{dataset.name} does not say who owns its samples; use another partition")
         column = dataset.owners
     return PARTITIONS[name](column.cpu().numpy(), num_clients, keys.generator(seed, "partition"), **knobs)

@@ -1,7 +1,7 @@
-"""Archives, unpacked without leaving their folder, and checksums.
+"""Unpack archives safely, and check checksums.
 
-Only plain files and folders are written, by our own loop: no link, device, permission or owner of the
-archive's is believed, and a name that points outside ends the unpacking.
+Our own loop writes only plain files and folders. It ignores permissions and owners, and raises an error for links,
+devices and names that point outside the folder.
 """
 
 import gzip
@@ -20,19 +20,19 @@ from fedncv.data.raw import reason
 
 
 def check_md5(path: Path, md5: str) -> None:
-    """ValueError unless the file has the published checksum."""
+    """Raise ValueError unless the file has the published checksum."""
     with path.open("rb") as file:
         found = hashlib.file_digest(file, "md5").hexdigest()
     if found != md5:
         raise ValueError(
             f"{path} has the md5 checksum {found}, published is {md5}; "
-            "fetch it again, or pass verify=False to take it as it is"
+            "fetch it again, or pass verify=False to accept it"
         )
 
 
 @contextmanager
 def unpacked(path: Path, scratch: Path) -> Iterator[Path]:
-    """A folder below ``scratch`` with the archive's files, gone afterwards, whatever happens meanwhile."""
+    """Unpack the archive into a new folder below ``scratch``, and remove the folder afterwards, also after an error."""
     try:
         scratch.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix="unpack-", dir=scratch))
@@ -46,14 +46,14 @@ def unpacked(path: Path, scratch: Path) -> Iterator[Path]:
 
 
 def unpack(path: Path, folder: Path) -> None:
-    """Every plain file of a .zip, .tar or .tar.gz, written below ``folder``."""
+    """Write every plain file of a .zip, .tar or .tar.gz below ``folder``."""
     try:
         if path.suffix == ".zip":
             with zipfile.ZipFile(path) as archive:
                 for entry in archive.infolist():
                     target = inside(folder, entry.filename, path)
                     if (entry.external_attr >> 16) & 0o170000 == 0o120000:
-                        raise ValueError(f"{path} holds the link {entry.filename!r}; no dataset does, delete it")
+                        raise ValueError(f"{path} holds the link {entry.filename!r}, which no dataset needs; delete it")
                     if not entry.is_dir():
                         with archive.open(entry) as source:
                             _write(source, target)
@@ -62,14 +62,14 @@ def unpack(path: Path, folder: Path) -> None:
                 with tarfile.open(fileobj=stream, mode="r:") as tar:
                     for member in tar:
                         _member(tar, member, folder, path)
-                while stream.read(1 << 20):  # to the end, where gzip keeps its checksum
+                while stream.read(1 << 20):  # to the end, where gzip stores its checksum
                     pass
     except (EOFError, tarfile.TarError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
         raise ValueError(f"{path} is truncated or damaged ({reason(error)}); fetch it again") from None
     except OSError as error:
         if error.errno is None:  # gzip reports damage this way
             raise ValueError(f"{path} is truncated or damaged ({reason(error)}); fetch it again") from None
-        raise ValueError(f"cannot unpack {path} to {folder}: {error.strerror}; free space or move it") from None
+        raise ValueError(f"cannot unpack {path} to {folder}: {error.strerror}; free space there") from None
 
 
 def _member(tar: tarfile.TarFile, member: tarfile.TarInfo, folder: Path, path: Path) -> None:
@@ -78,14 +78,14 @@ def _member(tar: tarfile.TarFile, member: tarfile.TarInfo, folder: Path, path: P
     if source is not None:
         _write(source, target)
     elif not member.isdir():
-        raise ValueError(f"{path} holds {member.name!r}, a link or device; no dataset does, delete it")
+        raise ValueError(f"{path} holds {member.name!r}, a link or device, which no dataset needs; delete it")
 
 
 def inside(folder: Path, name: str, archive: Path) -> Path:
-    """Where the archive's file ``name`` goes; ValueError if that is not below ``folder``."""
+    """Return the path for the archive's file ``name``; raise ValueError if it is not below ``folder``."""
     parts = PurePosixPath(name.replace("\\", "/")).parts
     if not name or name.startswith(("/", "\\")) or ".." in parts or ":" in name:
-        raise ValueError(f"{archive} wants to write {name!r} outside its folder; it is unsafe, delete it")
+        raise ValueError(f"{archive} would write {name!r} outside its folder; it is unsafe, delete it")
     return folder.joinpath(*parts)
 
 

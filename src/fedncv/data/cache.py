@@ -4,8 +4,8 @@
                                          labels.i64   n labels
                                          about.json   n, shape, classes, mean, std; written last
 
-An entry is written into a folder beside it under another name, flushed to the disk, and renamed: it is there
-whole or not at all. Two processes that write the same entry do not meet; the second finds the first's.
+An entry is written to a temporary folder next to it, flushed to the disk, and renamed. So it is complete or does not
+exist. If two processes write the same entry, the second uses the first's.
 """
 
 import json
@@ -26,11 +26,11 @@ from fedncv.data.dataset import Dataset
 from fedncv.data.raw import Moments, Raw
 
 FORMAT = 1
-STALE_SECONDS = 86_400  # a half-written folder of that age belongs to a process that was killed
+STALE_SECONDS = 86_400  # a temporary folder of that age was left by a killed process
 
 
 def cache_folder() -> Path:
-    """FEDNCV_CACHE, or ``fedncv`` in the platform's cache folder."""
+    """Return FEDNCV_CACHE, or ``fedncv`` in the platform's cache folder."""
     if chosen := os.environ.get("FEDNCV_CACHE"):
         return Path(chosen).expanduser()
     if sys.platform == "darwin":
@@ -41,9 +41,9 @@ def cache_folder() -> Path:
 
 
 def open_entry(entry: Path, name: str) -> Dataset | None:
-    """The dataset mapped from the disk, without a copy; None if there is no whole entry of this format.
+    """Return the dataset, memory-mapped without a copy; None if there is no complete entry of this format.
 
-    The map is private: a tensor may be written to like any other, the file never changes.
+    The map is private: writing to a tensor does not change the file.
     """
     try:
         about = json.loads((entry / "about.json").read_text())
@@ -67,9 +67,9 @@ def open_entry(entry: Path, name: str) -> Dataset | None:
 def write_entry(
     entry: Path, pieces: Iterator[Raw], *, shape: tuple[int, ...], num_classes: int, num_images: int | None
 ) -> None:
-    """Write all pieces as ``entry``; ValueError, and no entry, if a piece is bad or the disk is full.
+    """Write all pieces as ``entry``; raise ValueError, and leave no entry, if a piece is bad or the disk is full.
 
-    ``num_images`` is how many there must be, None any number.
+    ``num_images`` is the required number of images; None accepts any number.
     """
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
@@ -80,7 +80,7 @@ def write_entry(
         raise _cannot(entry, error) from None
     try:
         n, moments = 0, Moments(shape[0])
-        # Unbuffered: a buffer would be written when the file is closed, where a full disk is not expected.
+        # Unbuffered: a buffer would be written at close, where we do not handle a full disk.
         with (
             (half / "images.u8").open("wb", buffering=0) as images_file,
             (half / "labels.i64").open("wb", buffering=0) as labels_file,
@@ -95,7 +95,7 @@ def write_entry(
         if n == 0 or num_images not in (n, None):
             raise ValueError(
                 f"{entry.name.rpartition('-')[0]}: {n} images, there must be {num_images or 'some'}; "
-                "a file is missing, damaged or of another dataset (verify=False takes it as it is)"
+                "a file is missing, damaged or of another dataset (verify=False accepts it)"
             )
         mean, std = moments.values()
         about: dict[str, Any] = {"format": FORMAT, "n": n, "shape": shape, "num_classes": num_classes}
@@ -129,7 +129,7 @@ def _rename(half: Path, entry: Path) -> None:
     if open_entry(entry, "") is not None:
         return
     try:
-        if entry.exists():  # what is there is of another format or was damaged from outside
+        if entry.exists():  # it has another format or is damaged
             shutil.rmtree(entry)
         half.rename(entry)
     except OSError as error:
@@ -138,7 +138,7 @@ def _rename(half: Path, entry: Path) -> None:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what killed processes left half-written."""
+    """Remove temporary folders of killed processes."""
     for half in folder.glob(".*-*"):
         if time.time() - half.stat().st_mtime > STALE_SECONDS:
             shutil.rmtree(half, ignore_errors=True)
@@ -147,5 +147,5 @@ def _sweep(folder: Path) -> None:
 def _cannot(entry: Path, error: OSError) -> ValueError:
     return ValueError(
         f"cannot write the decoded cache {entry}: {error.strerror or error}; "
-        "free space there or name another folder in FEDNCV_CACHE"
+        "free space there or set FEDNCV_CACHE to another folder"
     )

@@ -1,8 +1,8 @@
-"""CIFAR-10 and CIFAR-100: pickles of Python 2, read without giving pickle any power.
+"""Read CIFAR-10 and CIFAR-100, which are pickles of Python 2, without running any code in them.
 
 Such a file is a dictionary of bytes, lists of small integers and one NumPy array of bytes. The unpickler
-below knows the three names that array needs and puts plain stand-ins in their place: no NumPy function and
-no other name can be reached, whatever the file says.
+below accepts the three names that such an array needs and replaces them by plain classes. No file can reach a NumPy
+function or any other name.
 
 A. Krizhevsky, "Learning multiple layers of features from tiny images", 2009.
 """
@@ -27,13 +27,13 @@ def read_cifar10(folder: Path) -> Iterator[Raw]:
 
 
 def read_cifar100(folder: Path) -> Iterator[Raw]:
-    """The 100 fine classes; the 20 coarse ones are left in the files."""
+    """Yield the images with their 100 fine classes; the 20 coarse classes are not read."""
     for name in CIFAR100_FILES:
         yield read_batch(folder / name, b"fine_labels")
 
 
 def read_batch(path: Path, labels_key: bytes) -> Raw:
-    """One file: rows of 3 x 32 x 32 bytes, and their labels."""
+    """Read one file: rows of 3 x 32 x 32 bytes, and their labels."""
     batch = safe_unpickle(path.read_bytes(), str(path))
     try:
         rows, labels = batch[b"data"].rows(), np.array(batch[labels_key])
@@ -45,12 +45,12 @@ def read_batch(path: Path, labels_key: bytes) -> Raw:
 
 
 def safe_unpickle(data: bytes, source: str) -> Any:
-    """What ``data`` holds, built of nothing but dictionaries, lists, tuples, bytes, numbers and ``_Array``."""
+    """Unpickle ``data``, which may hold only dictionaries, lists, tuples, bytes, numbers and ``_Array``."""
     try:
         return _Unpickler(io.BytesIO(data), encoding="bytes").load()
     except _RefusedError as error:
-        raise ValueError(f"{source} asks for {error}, which no CIFAR file does; it is unsafe, delete it") from None
-    except Exception as error:  # a damaged pickle raises almost anything
+        raise ValueError(f"{source} asks for {error}, which no CIFAR file needs; it is unsafe, delete it") from None
+    except Exception as error:  # a damaged pickle can raise almost any error
         raise ValueError(f"{source} is truncated or damaged ({reason(error)}); fetch it again") from None
 
 
@@ -64,21 +64,21 @@ class _RefusedError(Exception):
 
 
 class _Array:
-    """Stands for a NumPy array of bytes; keeps its shape and contents."""
+    """Replaces a NumPy array of bytes; keeps its shape and contents."""
 
     __slots__ = ("data", "shape")
 
     def __setstate__(self, state: Any) -> None:
         _version, self.shape, dtype, fortran, self.data = state
         if not isinstance(dtype, _Dtype) or dtype.code != b"u1" or fortran:
-            raise TypeError("an array of anything but bytes")
+            raise TypeError("an array that is not of bytes")
 
     def rows(self) -> Images:
         return np.frombuffer(self.data, np.uint8).reshape(self.shape)
 
 
 class _Dtype:
-    """Stands for numpy.dtype; keeps its code."""
+    """Replaces numpy.dtype; keeps its code."""
 
     __slots__ = ("code",)
 
@@ -86,11 +86,11 @@ class _Dtype:
         self.code = code
 
     def __setstate__(self, _state: Any) -> None:
-        pass  # byte order and the like, which bytes do not have
+        pass  # byte order and similar, which bytes do not have
 
 
 class _Name:
-    """Stands for a function or class of NumPy. Without a __dict__ a pickle cannot change it either."""
+    """Replaces a function or class of NumPy. It has no __dict__, so a pickle cannot change it."""
 
     __slots__ = ("name",)
 
@@ -123,4 +123,4 @@ class _Unpickler(pickle.Unpickler):
         return _Name(name)
 
     def persistent_load(self, pid: Any) -> Any:
-        raise _RefusedError(f"the outside object {pid!r}")
+        raise _RefusedError(f"the external object {pid!r}")

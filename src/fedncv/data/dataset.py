@@ -1,4 +1,4 @@
-"""A dataset is a value: inputs, targets, labels, and how inputs are scaled.
+"""Dataset: inputs, targets, labels, and the scale of the inputs, as one value.
 
 Inputs stay as they are stored (uint8 images, memory-mapped or not) and are scaled batch by batch, so a
 dataset costs no more memory than its file.
@@ -15,16 +15,16 @@ class Dataset(NamedTuple):
 
     name: str
     x: Tensor  # (n, ...)
-    y: Tensor  # (n, ...) what the loss compares with
+    y: Tensor  # (n, ...) targets of the loss
     num_classes: int  # outputs of the model; for regression the number of targets
     mean: tuple[float, ...] = ()  # per channel, of x / 255; () leaves inputs as they are
     std: tuple[float, ...] = ()
-    groups: Tensor | None = None  # (n,) integers that partitions look at; None: y itself
-    owners: Tensor | None = None  # (n,) whose sample it is (writer, device), for the partition "natural"
+    groups: Tensor | None = None  # (n,) integers that partitions use; None: y itself
+    owners: Tensor | None = None  # (n,) the owner of each sample (writer, device), for the partition "natural"
 
     @property
     def labels(self) -> Tensor:
-        """(n,) int64: what partitions look at."""
+        """(n,) int64: the labels that partitions use."""
         return self.y if self.groups is None else self.groups
 
     @property
@@ -32,7 +32,7 @@ class Dataset(NamedTuple):
         return tuple(self.x.shape[1:])
 
     def inputs(self, index: Tensor, dtype: torch.dtype) -> Tensor:
-        """The inputs at ``index``, scaled: bytes to [0, 1], then (x - mean) / std per channel."""
+        """Return the inputs at ``index``, scaled: bytes to [0, 1], then (x - mean) / std per channel."""
         x = self.x.index_select(0, index.to(self.x.device))  # a copy, a row at a time: the rest is done in place
         if x.dtype == torch.uint8:
             x = x.to(dtype).div_(255)

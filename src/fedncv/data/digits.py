@@ -14,7 +14,7 @@ from fedncv.data.raw import Raw
 
 
 def read_digits(_folder: Path) -> Iterator[Raw]:
-    """All 1,797 digits, in scikit-learn's order; no file is needed."""
+    """Yield all 1,797 digits, in scikit-learn's order; no file is needed."""
     try:
         from sklearn.datasets import load_digits
     except ImportError:

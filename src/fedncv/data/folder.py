@@ -1,7 +1,7 @@
 """Folders of images: any ``class/picture`` tree, Tiny-ImageNet and CINIC-10.
 
-Classes are numbered in the order of their sorted folder names. Greyscale pictures become colour ones by
-repetition, colour ones grey by luminance, as the number of channels asks.
+Classes are numbered in the order of their sorted folder names. If the number of channels requires it, grey pictures
+are repeated over the channels, and colour pictures are converted to luminance.
 """
 
 import io
@@ -20,7 +20,7 @@ Picture = tuple[Path, int]  # a file and its class
 
 
 def read_cinic10(folder: Path) -> Iterator[Raw]:
-    """CINIC-10: train/, valid/ and test/, each with the ten class folders.
+    """Read CINIC-10: train/, valid/ and test/, each with the ten class folders.
 
     L. Darlow et al., "CINIC-10 is not ImageNet or CIFAR-10", 2018.
     """
@@ -28,9 +28,9 @@ def read_cinic10(folder: Path) -> Iterator[Raw]:
 
 
 def read_tiny_imagenet(folder: Path) -> Iterator[Raw]:
-    """Tiny-ImageNet: train/<class>/images/, and val/ with its labels in val_annotations.txt.
+    """Read Tiny-ImageNet: train/<class>/images/, and val/ with its labels in val_annotations.txt.
 
-    Also with the validation pictures already sorted into val/<class>/. The unlabelled test/ is left out.
+    The validation pictures may already be sorted into val/<class>/. The unlabelled test/ is left out.
     """
     names = sorted(path.name for path in (folder / "train").iterdir() if path.is_dir())
     number = {name: k for k, name in enumerate(names)}
@@ -40,7 +40,7 @@ def read_tiny_imagenet(folder: Path) -> Iterator[Raw]:
         rows = [line.split("\t") for line in notes.read_text().splitlines()]
         for row in rows:
             if len(row) < 2 or row[1] not in number:
-                raise ValueError(f"{notes}: {row[:2]} is not a picture and one of the {len(names)} classes")
+                raise ValueError(f"{notes}: {row[:2]} is not a picture with one of the {len(names)} classes")
         val = [(folder / "val" / "images" / row[0], number[row[1]]) for row in rows]
     else:
         val = [(path, number[name]) for name in names for path in _files(folder / "val" / name)]
@@ -48,7 +48,7 @@ def read_tiny_imagenet(folder: Path) -> Iterator[Raw]:
 
 
 def pictures(folder: Path) -> tuple[list[Picture], list[str]]:
-    """Every picture under ``class/`` or ``train|valid|test/class/``, with its class, and the class names."""
+    """Return every picture under ``class/`` or ``train|valid|test/class/``, with its class, and the class names."""
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder; give one with a subfolder of pictures for each class")
     below = {path.name for path in folder.iterdir() if path.is_dir()}
@@ -72,7 +72,7 @@ def _files(folder: Path) -> list[Path]:
 def read_pictures(
     items: Iterable[Picture], *, size: tuple[int, int], channels: int, resize: bool = False
 ) -> Iterator[Raw]:
-    """The pictures decoded, PIECE at a time, all (channels, *size)."""
+    """Decode the pictures to (channels, *size), PIECE at a time."""
     images: list[Images] = []
     labels: list[int] = []
     for path, label in items:
@@ -90,19 +90,19 @@ def read_pictures(
 
 
 def decode(data: bytes, source: str, *, size: tuple[int, int], channels: int, resize: bool = False) -> Images:
-    """(channels, height, width) of one picture; ValueError with its name if it is damaged or of another size."""
+    """Decode one picture to (channels, height, width); raise ValueError if it is damaged or has another size."""
     pillow = _pillow()
     try:
         with pillow.open(io.BytesIO(data)) as opened:
             picture = opened.convert("RGB" if channels == 3 else "L")
     except Exception as error:  # Pillow raises a different error for each way a picture can be damaged
-        raise ValueError(f"{source} is not a whole picture ({reason(error)}); replace or remove it") from None
+        raise ValueError(f"{source} is not a complete picture ({reason(error)}); replace or remove it") from None
     height, width = size
     if picture.size != (width, height):
         if not resize:
             raise ValueError(
                 f"{source} is {picture.size[1]}x{picture.size[0]}, not {height}x{width}; "
-                "give a size to which all pictures are scaled"
+                "give a size to scale all pictures to"
             )
         picture = picture.resize((width, height), pillow.Resampling.BILINEAR)
     pixels = np.asarray(picture, dtype=np.uint8)
@@ -110,7 +110,7 @@ def decode(data: bytes, source: str, *, size: tuple[int, int], channels: int, re
 
 
 def picture_size(path: Path) -> tuple[int, int]:
-    """Height and width of the picture, for a folder whose size nobody gave."""
+    """Return height and width of the picture, for a folder without a given size."""
     try:
         with _pillow().open(path) as picture:
             return picture.size[1], picture.size[0]
@@ -122,5 +122,5 @@ def _pillow() -> Any:
     try:
         from PIL import Image
     except ImportError:
-        raise ValueError("pictures are read by Pillow; pip install pillow") from None
+        raise ValueError("reading pictures needs Pillow; pip install pillow") from None
     return Image

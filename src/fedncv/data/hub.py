@@ -1,7 +1,7 @@
-"""Downloads from the Hugging Face hub, through the library ``datasets`` (the extra ``hub``).
+"""Download datasets from the Hugging Face hub, with the library ``datasets`` (the extra ``hub``).
 
-FEDNCV_HUB may name a folder that stands in for the hub, for machines without a network: ``<id>/`` in it is
-what ``Dataset.save_to_disk`` wrote, or the original files where the hub has these.
+On machines without a network, FEDNCV_HUB may name a folder that replaces the hub. Its ``<id>/`` was written by
+``Dataset.save_to_disk``, or holds the original files if the hub does.
 """
 
 import os
@@ -23,19 +23,19 @@ from fedncv.data.registry import Entry, Hub
 
 @contextmanager
 def plain_errors(hub: Hub) -> Iterator[None]:
-    """Whatever the network, the hub or the library raise, as one line."""
+    """Turn any error of the network, the hub or the library into a ValueError of one line."""
     try:
         yield
     except ImportError:
         raise ValueError(f"downloading {hub.id} needs the extra 'hub': pip install 'fedncv[hub]'") from None
     except ValueError:
         raise
-    except Exception as error:  # the libraries below raise dozens of kinds
+    except Exception as error:  # these libraries raise many kinds
         raise ValueError(f"cannot download {hub.id} ({reason(error)})") from None
 
 
 def download(entry: Entry) -> Iterator[Raw]:
-    """The pieces of a dataset, fetched by its hub id; the libraries show their own progress bars."""
+    """Download a dataset by its hub id, in pieces; the libraries show their own progress bars."""
     hub = entry.hub
     assert hub is not None
     with plain_errors(hub):
@@ -47,14 +47,14 @@ def download(entry: Entry) -> Iterator[Raw]:
 
 
 def reach(hub: Hub) -> None:
-    """ValueError at once where there is no network: the library would try for half a minute, line by line."""
+    """Raise ValueError at once if there is no network: the library would retry for half a minute."""
     if any(name.lower() in ("https_proxy", "all_proxy") for name in os.environ):
-        return  # then only the proxy knows
+        return  # only the proxy can tell
     host = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
     try:
         socket.create_connection((host.hostname or "", host.port or 443), timeout=10).close()
     except OSError as error:
-        raise ValueError(f"cannot download {hub.id}, {host.netloc} is out of reach ({error})") from None
+        raise ValueError(f"cannot download {hub.id}, {host.netloc} is not reachable ({error})") from None
 
 
 def stand_in(hub: Hub) -> Path | None:
@@ -63,7 +63,7 @@ def stand_in(hub: Hub) -> Path | None:
 
 
 def fetch_files(hub: Hub, files: tuple[str, ...]) -> Path:
-    """The folder with the original files."""
+    """Return the folder with the original files."""
     if local := stand_in(hub):
         return local
     library = import_module("huggingface_hub")
@@ -77,24 +77,24 @@ def fetch_files(hub: Hub, files: tuple[str, ...]) -> Path:
 
 
 def fetch_split(hub: Hub, split: str) -> Any:
-    """One split as the library's own Dataset."""
+    """Return one split as the library's own Dataset."""
     datasets = import_module("datasets")
     if local := stand_in(hub):
         if not local.exists():
-            raise ValueError(f"{hub.id} is not in the stand-in for the hub, {local} (FEDNCV_HUB)")
+            raise ValueError(f"{hub.id} is not in the folder that replaces the hub, {local} (FEDNCV_HUB)")
         return datasets.load_from_disk(str(local))[split]
     reach(hub)
     return datasets.load_dataset(hub.id, hub.config, split=split, cache_dir=str(cache_folder() / "hub"))
 
 
 def rows(table: Any, entry: Entry, hub: Hub) -> Iterator[Raw]:
-    """The table's pictures and labels, PIECE at a time."""
+    """Yield the table's pictures and labels, PIECE at a time."""
     datasets = import_module("datasets")
     columns = [name for name, kind in table.features.items() if isinstance(kind, datasets.Image)]
     if not columns or hub.label not in table.features:
-        raise ValueError(f"{hub.id} has the columns {list(table.features)}, not a picture and {hub.label!r}")
+        raise ValueError(f"{hub.id} has the columns {list(table.features)}, but needs a picture and {hub.label!r}")
     column = columns[0]
-    # The encoded bytes, decoded by ourselves: the same pixels as from the original files.
+    # Decode the encoded bytes ourselves, to get the same pixels as from the original files.
     table = table.select_columns([column, hub.label]).cast_column(column, datasets.Image(decode=False))
     channels, *size = entry.shape
     for start in range(0, len(table), PIECE):

@@ -24,12 +24,12 @@ def emnist_files(subset: str) -> tuple[str, ...]:
 
 
 def read_mnist(folder: Path) -> Iterator[Raw]:
-    """The four files of MNIST, or of Fashion-MNIST under the same names."""
+    """Read the four files of MNIST, or of Fashion-MNIST under the same names."""
     return _read(folder, MNIST_FILES)
 
 
 def read_emnist(folder: Path, *, subset: str, first_label: int = 0) -> Iterator[Raw]:
-    """One subset of EMNIST, turned upright, with labels from 0."""
+    """Read one subset of EMNIST, turned upright, with labels from 0."""
     for images, labels in _read(folder, emnist_files(subset)):
         yield Raw(images.swapaxes(2, 3), labels - first_label)
 
@@ -46,13 +46,13 @@ def _read(folder: Path, files: tuple[str, ...]) -> Iterator[Raw]:
 
 
 def present(folder: Path, name: str) -> Path:
-    """The file, or the same file already decompressed."""
+    """Return the file, or the same file already decompressed."""
     path = folder / name
     return path if path.exists() else path.with_suffix("")
 
 
 def read_images(path: Path) -> Iterator[Images]:
-    """(n, 1, height, width), a piece at a time."""
+    """Yield images (n, 1, height, width), a piece at a time."""
     with _open(path) as file:
         n, height, width = _header(file, path, 3)
         for start in range(0, n, PIECE):

@@ -1,7 +1,7 @@
-"""Keyed orders for all clients at once.
+"""Compute keyed orders for all clients at once.
 
-``keys.permutation`` orders the samples of one client; with a hundred thousand clients one call each takes
-minutes. The same numbers for all of them are one Philox call, and the same orders one sort.
+``keys.permutation`` orders the samples of one client; a hundred thousand such calls take minutes. Here one Philox
+call gives the same numbers for all clients, and one sort the same orders.
 """
 
 import numpy as np
@@ -12,7 +12,7 @@ from fedncv.data.owners import Indices
 
 
 def places(sizes_N: Indices) -> tuple[Indices, Indices]:
-    """The client of each sample, and its place 0, 1, ... within that client.
+    """Return the client of each sample, and its place 0, 1, ... within that client.
 
     >>> [a.tolist() for a in places(np.array([2, 3]))]
     [[0, 0, 1, 1, 1], [0, 1, 0, 1, 2]]
@@ -22,7 +22,7 @@ def places(sizes_N: Indices) -> tuple[Indices, Indices]:
 
 
 def numbers(sizes_N: Indices, seed: int, purpose: str) -> Indices:
-    """What ``keys.permutation(keys.key_for(seed, purpose, 0, u), n_u)`` sorts by, clients one after another."""
+    """Return the numbers by which ``keys.permutation(keys.key_for(seed, purpose, 0, u), n_u)`` sorts, for all u."""
     client_n, place_n = places(sizes_N)
     key_N2 = keys.key_for(seed, purpose, 0, torch.arange(len(sizes_N)))
     counter = torch.from_numpy(place_n)

@@ -1,8 +1,7 @@
-"""Loading a dataset by name: from the decoded cache, the original files, or the hub, in this order.
+"""Load a dataset by name: from the decoded cache, the original files, or the hub, in this order.
 
-The data folder is the one given, else FEDNCV_DATA, else ``data`` in the cache folder. What is found there is
-decoded once; a cache entry is known by the names, sizes and times of the files it was made of, so changed
-files are decoded anew.
+The data folder is the one given, else FEDNCV_DATA, else ``data`` in the cache folder. Its files are decoded once. A
+cache entry is identified by the names, sizes and times of its source files, so changed files are decoded again.
 """
 
 import hashlib
@@ -31,10 +30,10 @@ def to_stderr(line: str) -> None:
 
 
 def load(name: str, data_dir: str | Path | None = None, *, verify: bool = True, note: Note = to_stderr) -> Dataset:
-    """The dataset ``name`` of DATASETS, or ``folder:path=...,size=...,channels=...`` for a folder of pictures.
+    """Load the dataset ``name`` of DATASETS, or ``folder:path=...,size=...,channels=...`` for a folder of pictures.
 
-    ``verify`` compares checksums and the number of images with the published ones. ``note`` gets a line
-    before anything that takes long. ValueError says what to put where if nothing is found.
+    ``verify`` compares checksums and the number of images with the published ones. ``note`` is called with a line
+    before anything slow. Raise ValueError with the files to put where if nothing is found.
     """
     folder = check_name(name)
     if folder is not None:
@@ -57,25 +56,25 @@ def load(name: str, data_dir: str | Path | None = None, *, verify: bool = True, 
 
 
 def check_name(name: str) -> dict[str, Any] | None:
-    """ValueError unless ``load`` knows the name; -> the knobs of a folder, None for a dataset of the registry."""
+    """Raise ValueError unless ``load`` knows the name. Return the knobs of a folder, None for a dataset of DATASETS."""
     if name in DATASETS:
         return None
     if name.partition(":")[0] != "folder":
         raise ValueError(spec.nearest(name, [*DATASETS, "folder:path=..."], what="dataset"))
     _, knobs = spec.parse(name, {"folder": load_folder}, what="dataset")
     if "path" not in knobs:
-        raise ValueError(f"dataset {name!r} does not say which folder; write folder:path=...")
+        raise ValueError(f"dataset {name!r} names no folder; write folder:path=...")
     return knobs
 
 
 def load_folder(note: Note = to_stderr, *, path: str, size: int = 0, channels: int = 3) -> Dataset:
-    """A folder with one subfolder of pictures for each class, also below train/, valid/, test/ (pooled).
+    """Load a folder with one subfolder of pictures per class, also below train/, valid/, test/ (pooled).
 
-    ``size`` scales every picture to size x size; 0 takes them as they are, if all are equal. ``channels`` is
+    ``size`` scales every picture to size x size; 0 keeps the size, which must then be equal for all. ``channels`` is
     3 for colour or 1 for grey.
     """
     if channels not in (1, 3):
-        raise ValueError(f"channels is {channels}; take 3 for colour or 1 for grey")
+        raise ValueError(f"channels is {channels}; use 3 for colour or 1 for grey")
     folder = Path(path).expanduser()
     items, names = pictures(folder)
     shape = (channels, size, size) if size > 0 else (channels, *picture_size(items[0][0]))
@@ -91,17 +90,17 @@ def load_folder(note: Note = to_stderr, *, path: str, size: int = 0, channels: i
 
 
 def data_folder(data_dir: str | Path | None) -> Path:
-    """The folder that original files are looked for in."""
+    """Return the folder to search for original files."""
     chosen = data_dir or os.environ.get("FEDNCV_DATA")
     folder = Path(chosen).expanduser() if chosen else cache_folder() / "data"
     if chosen and not folder.is_dir():
         origin = "--data-dir" if data_dir else "FEDNCV_DATA"
-        raise ValueError(f"the data folder {folder} does not exist; name another in {origin}")
+        raise ValueError(f"the data folder {folder} does not exist; set another one in {origin}")
     return folder
 
 
 def find(entry: Entry, root: Path) -> Path | None:
-    """The folder with all of the entry's files, or an archive of them; None if there is neither."""
+    """Return the folder with all of the entry's files, or an archive of them; None if neither exists."""
     for folder in entry.folders:
         if all(present(root / folder, name).exists() for name in entry.files):
             return root / folder
@@ -133,12 +132,12 @@ def _pieces(entry: Entry, source: Path, verify: bool) -> Iterator[Raw]:
     with archive.unpacked(source, cache_folder() / "unpacked") as folder:
         inner = find(entry, folder)
         if inner is None or not inner.is_dir():
-            raise ValueError(f"{source} does not hold {', '.join(entry.files)}; it is another archive")
+            raise ValueError(f"{source} does not hold {', '.join(entry.files)}; it is the wrong archive")
         yield from entry.read(inner)
 
 
 def hub_entry(name: str, verify: bool = True) -> Path:
-    """Where in the cache a downloaded dataset lies."""
+    """Return the cache entry of a downloaded dataset."""
     return cache_folder() / "decoded" / f"{name}-{'hub' if verify else 'hub_unverified'}"
 
 
@@ -158,7 +157,7 @@ def _from_hub(entry: Entry, name: str, root: Path, verify: bool, note: Note) -> 
 
 
 def remedy(entry: Entry, root: Path) -> str:
-    """Which files to put where."""
+    """Return a sentence with the files to add, and where."""
     files = ", ".join(entry.files)
     packed = f" (or the archive {root / entry.archives[0]})" if entry.archives else ""
     return f"put {files} into {root / entry.folders[0]}{packed}, from {entry.home}"

@@ -1,4 +1,4 @@
-"""Bring your own data: arrays, a torch Dataset, or a table of the Hugging Face library, as a ``Dataset``.
+"""Make a ``Dataset`` of your own arrays, of a torch Dataset, or of a table of the Hugging Face library.
 
 from_arrays(images, labels)                          images uint8 (n, c, h, w) or (n, h, w), or any floats
 from_torch(torchvision.datasets.Flowers102(...))     anything with len() and [i] -> (input, label)
@@ -18,7 +18,7 @@ from fedncv.data.raw import moments
 
 
 class Indexed(Protocol):
-    """What a map-style torch Dataset offers."""
+    """The interface of a map-style torch Dataset."""
 
     def __len__(self) -> int: ...
 
@@ -33,19 +33,19 @@ def from_arrays(
     num_classes: int | None = None,
     owners: ArrayLike | Tensor | None = None,
 ) -> Dataset:
-    """Inputs (n, ...) and integer labels (n,); ``owners`` (n,) says whose sample it is, numbers or names.
+    """Make a dataset of inputs (n, ...), integer labels (n,) and the samples' ``owners`` (n,), numbers or names.
 
     Bytes are pictures: they get a channel if they have none, and are scaled and normalised when used.
-    Anything else is taken as it is. ``num_classes`` defaults to the largest label plus one.
+    Other inputs are not changed. ``num_classes`` defaults to the largest label plus one.
 
     >>> from_arrays(np.zeros((4, 28, 28), np.uint8), [0, 1, 1, 2]).input_shape
     (1, 28, 28)
     """
     inputs, labels = _tensor(x), _tensor(y)
     if labels.dim() != 1 or labels.is_floating_point() or labels.is_complex():
-        raise ValueError(f"labels are {labels.dtype} of shape {tuple(labels.shape)}; give one integer a sample")
+        raise ValueError(f"labels are {labels.dtype} of shape {tuple(labels.shape)}; give one integer per sample")
     if len(inputs) != len(labels) or not len(labels):
-        raise ValueError(f"{len(inputs)} inputs and {len(labels)} labels; give equally many, at least one")
+        raise ValueError(f"{len(inputs)} inputs and {len(labels)} labels; give the same number of both, at least one")
     labels = labels.to(torch.int64)
     num_classes = int(labels.max()) + 1 if num_classes is None else num_classes
     if labels.min() < 0 or labels.max() >= num_classes:
@@ -66,7 +66,7 @@ def from_arrays(
 
 
 def from_torch(data: Indexed, *, name: str = "own", num_classes: int | None = None) -> Dataset:
-    """Every sample of a map-style torch Dataset, read once; inputs may be tensors, arrays or Pillow pictures."""
+    """Read every sample of a map-style torch Dataset once; inputs may be tensors, arrays or Pillow pictures."""
     inputs, labels = [], []
     for index in range(len(data)):
         x, y, *_ = data[index]
@@ -75,7 +75,7 @@ def from_torch(data: Indexed, *, name: str = "own", num_classes: int | None = No
         if inputs[-1].shape != inputs[0].shape:
             raise ValueError(
                 f"sample {index} has shape {tuple(inputs[-1].shape)}, sample 0 {tuple(inputs[0].shape)}; "
-                "bring all to one size, as by a transform"
+                "resize all to one shape, for example by a transform"
             )
     if not inputs:
         raise ValueError("the dataset is empty; give at least one sample")
@@ -85,13 +85,13 @@ def from_torch(data: Indexed, *, name: str = "own", num_classes: int | None = No
 def from_table(
     table: Any, *, x: str = "image", y: str = "label", owner: str | None = None, name: str = "own"
 ) -> Dataset:
-    """A Dataset of the Hugging Face library: its columns ``x`` and ``y``, and ``owner`` for natural clients."""
+    """Read the columns ``x`` and ``y`` of a Hugging Face Dataset, and ``owner`` for natural clients."""
     for column in filter(None, [x, y, owner]):
         if column not in table.column_names:
             raise ValueError(f"there is no column {column!r}; the table has {', '.join(table.column_names)}")
     inputs = [_input(value) for value in table[x]]
     if any(value.shape != inputs[0].shape for value in inputs):
-        raise ValueError(f"the inputs of column {x!r} differ in shape; bring all to one size")
+        raise ValueError(f"the inputs of column {x!r} differ in shape; resize all to one shape")
     owners = None if owner is None else list(table[owner])
     return from_arrays(torch.stack(inputs), list(table[y]), name=name, owners=owners)
 
@@ -101,7 +101,7 @@ def _tensor(values: ArrayLike | Tensor) -> Tensor:
 
 
 def _input(value: Any) -> Tensor:
-    """One input; a Pillow picture becomes bytes (channels, height, width)."""
+    """Return one input; a Pillow picture becomes bytes (channels, height, width)."""
     if isinstance(value, Tensor):
         return value
     array = np.array(value)

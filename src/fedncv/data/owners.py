@@ -1,9 +1,9 @@
-"""The pieces that partitions are made of: who owns each sample, in linear time.
+"""Building blocks of partitions: assign an owner to each sample, in linear time.
 
-A partition in the making is one array, ``owner_n``: the client of each sample. ``gather`` turns it into the
-samples of each client, ``serve`` and ``fill`` hand out samples by clients' wishes.
+An unfinished partition is one array, ``owner_n``: the client of each sample. ``gather`` turns it into the
+samples of each client; ``serve`` and ``fill`` distribute samples by the classes that clients request.
 
-Shapes: n = samples, N = clients, K = classes, S = samples to hand out, M = samples asked for.
+Shapes: n = samples, N = clients, K = classes, S = samples to distribute, M = requested samples.
 """
 
 import numpy as np
@@ -23,35 +23,35 @@ class Parts(list[Indices]):
 
 
 def check(labels: Indices, num_clients: int, min_samples: int) -> int:
-    """The number of samples, or a ValueError for what no partition can do."""
+    """Return the number of samples; raise ValueError if no partition is possible."""
     n = len(labels)
     if num_clients < 1:
         raise ValueError(f"{num_clients} clients; there must be at least one")
     if num_clients > n:
-        raise ValueError(f"{num_clients} clients for {n} samples; take at most {n} clients")
+        raise ValueError(f"{num_clients} clients for {n} samples; use at most {n} clients")
     if min_samples < 1:
         raise ValueError(f"min_samples is {min_samples}; every client needs at least one sample")
     if num_clients * min_samples > n:
         raise ValueError(
             f"{num_clients} clients with min_samples={min_samples} need {num_clients * min_samples} samples, "
-            f"there are {n}; take at most {n // min_samples} clients or min_samples={n // num_clients}"
+            f"there are {n}; use at most {n // min_samples} clients or min_samples={n // num_clients}"
         )
     return n
 
 
 def check_classes(labels: Indices) -> None:
-    """ValueError unless labels are class numbers, for the partitions that look at them."""
+    """Raise ValueError unless labels are class numbers, for the partitions that use them."""
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
         raise ValueError(
-            f"labels are {labels.dtype} of shape {labels.shape}, not one class number a sample; "
-            "give the dataset groups, or take the partition iid"
+            f"labels are {labels.dtype} of shape {labels.shape}, not one class number per sample; "
+            "give the dataset groups, or use the partition iid"
         )
     if labels.min() < 0:
         raise ValueError(f"label {labels.min()} is negative; labels go from 0 to the number of classes - 1")
 
 
 def order_by(key_n: Indices, num_keys: int) -> Indices:
-    """The stable order of keys in 0..num_keys-1, by counting: linear time, where a sort takes n log n.
+    """Return the stable order of keys in 0..num_keys-1, by counting: linear time instead of n log n.
 
     Transposing a sparse matrix with a single entry in each column is a counting sort.
 
@@ -65,7 +65,7 @@ def order_by(key_n: Indices, num_keys: int) -> Indices:
 
 
 def rank(key_n: Indices, num_keys: int) -> Indices:
-    """How many earlier entries have the same key.
+    """Return how many earlier entries have the same key.
 
     >>> rank(np.array([2, 0, 2, 2, 0]), 3).tolist()
     [0, 0, 1, 2, 1]
@@ -77,13 +77,13 @@ def rank(key_n: Indices, num_keys: int) -> Indices:
 
 
 def by_class(labels: Indices, rng: np.random.Generator) -> Indices:
-    """Sample numbers class after class, shuffled within each class."""
+    """Return sample numbers ordered by class, shuffled within each class."""
     shuffled_n = rng.permutation(len(labels))
     return shuffled_n[order_by(labels[shuffled_n], int(labels.max()) + 1)]
 
 
 def cut(order_n: Indices, counts: Indices, num_clients: int) -> Indices:
-    """Owners when clients 0, 1, ... take ``counts`` samples in turn along ``order_n``, class after class.
+    """Return the owners if clients 0, 1, ... take ``counts`` samples in turn along ``order_n``, class after class.
 
     ``counts`` is (N,) or, for an order by class, (K, N).
     """
@@ -93,7 +93,7 @@ def cut(order_n: Indices, counts: Indices, num_clients: int) -> Indices:
 
 
 def gather(owner_n: Indices, num_clients: int, *, moved: int = 0) -> Parts:
-    """The samples of each client, sorted, from the owner of each sample."""
+    """Return the samples of each client, sorted, from the owner of each sample."""
     order_n = order_by(owner_n, num_clients)
     ends_N = np.cumsum(np.bincount(owner_n, minlength=num_clients))
     return Parts([part.copy() for part in np.split(order_n, ends_N[:-1])], moved)
@@ -107,10 +107,10 @@ def fill(
     rng: np.random.Generator,
     wish_NK: Floats,
 ) -> Parts:
-    """The parts after every client below ``min_samples`` was given what it lacks, and nothing else moved.
+    """Give every client below ``min_samples`` the missing samples, and move no other sample.
 
-    A client above the minimum can spare the rest, chosen at random; who lacks samples is served from these
-    by ``wish_NK``. ``Parts.moved`` is Σ_u max(0, min_samples - size_u), the least that can be moved.
+    They come from clients above the minimum, chosen at random, and are distributed by ``wish_NK``. ``Parts.moved``
+    is Σ_u max(0, min_samples - size_u), the smallest possible number.
     """
     lack_N = (min_samples - np.bincount(owner_n, minlength=num_clients)).clip(min=0)
     if not lack_N.any():
@@ -132,9 +132,9 @@ def serve(
 ) -> None:
     """Give client u ``need_N[u]`` of the samples ``supply_S``, by classes drawn with weights ``wish_NK[u]``.
 
-    Owners are written into ``owner_n``. All clients ask at once, in random order; whoever asked for a class
-    that ran out asks again among the classes that are left, and takes any of them if its wishes are used up.
-    Every turn serves all who ask or empties a class, so there are at most K turns.
+    Owners are written into ``owner_n``. All clients request at once, in random order. A request for a class that ran
+    out is repeated among the remaining classes, and takes any class if all wanted ones ran out. Every turn serves all
+    requests or empties a class, so there are at most K turns.
     """
     num_classes = wish_NK.shape[1]
     need_N = need_N.copy()
@@ -158,7 +158,7 @@ def serve(
 
 
 def draw_classes(weight_AK: Floats, count_A: Indices, rng: np.random.Generator) -> Indices:
-    """count_a classes for row a, drawn with the row's weights; the rows one after another."""
+    """Draw count_a classes for row a with the row's weights; the rows one after another."""
     num_rows, num_classes = weight_AK.shape
     below_AK = np.cumsum(weight_AK, axis=1)
     below_AK /= below_AK[:, -1:]
@@ -166,7 +166,7 @@ def draw_classes(weight_AK: Floats, count_A: Indices, rng: np.random.Generator) 
     edges = (below_AK + np.arange(num_rows)[:, None]).ravel()
     row_M = np.repeat(np.arange(num_rows), count_A)
     found_M = np.searchsorted(edges, row_M + rng.random(len(row_M)), side="right")
-    # A point may be rounded up to a + 1; the last class that row a can draw is meant then.
+    # A point may be rounded up to a + 1; use the last class that row a can draw then.
     last_A = num_classes - 1 - (weight_AK[:, ::-1] > 0).argmax(axis=1)
     class_M: Indices = np.minimum(found_M - row_M * num_classes, last_A[row_M])
     return class_M

@@ -1,12 +1,12 @@
-"""Partitions: who holds which samples.
+"""Partitions: divide samples among clients.
 
 A partition is a pure function of the labels and a generator,
 
     f(labels_n, num_clients, rng, *, knobs) -> Parts
 
 and gives every client a sorted array of sample numbers. The arrays are disjoint, cover all samples, and
-none is shorter than ``min_samples``: where the rule alone gives less, samples are moved (``owners.fill``) and
-``Parts.moved`` says how many. Every function takes time linear in samples + clients x classes.
+none is shorter than ``min_samples``: if the rule alone gives fewer, samples are moved (``owners.fill``), and
+``Parts.moved`` counts them. Every function takes time linear in samples + clients x classes.
 
 Shapes: n = samples, N = clients, K = classes.
 """
@@ -17,11 +17,11 @@ import numpy as np
 
 from fedncv.data.owners import Floats, Indices, Parts, by_class, check, check_classes, cut, fill, gather, serve
 
-MAX_DRAWN = 10_000_000  # random numbers spent on retries; a draw of N x K larger than this is never repeated
+MAX_DRAWN = 10_000_000  # random numbers used for retries; a draw of N x K larger than this is never repeated
 
 
 def iid(labels: Indices, num_clients: int, rng: np.random.Generator, *, min_samples: int = 1) -> Parts:
-    """All samples shuffled and dealt out: sizes differ by at most one, labels only by chance."""
+    """Shuffle and distribute all samples: sizes differ by at most one, labels only by chance."""
     n = check(labels, num_clients, min_samples)
     owner_n = np.empty(n, dtype=np.int64)
     owner_n[rng.permutation(n)] = np.arange(n) % num_clients
@@ -40,10 +40,10 @@ def dirichlet(
     """Label skew: per class k, shuffle, draw p_k ~ Dirichlet(alpha 1_N), cut at floor(cumsum(p_k) n_k).
 
     Small ``alpha`` gives clients of few classes, large ``alpha`` equal clients; sizes vary too.
-    The draw is repeated until every client has ``min_samples``, at most ``retries`` times. With many clients
-    that never happens (1,000 clients, alpha 0.1: a few are empty in every draw), so then the draw that lacks
-    least is kept and samples are moved: a client below the minimum gets what it lacks, class by class in
-    its own proportions p_ku n_k where others can spare such samples, of any class otherwise.
+    The draw is repeated until every client has ``min_samples``, at most ``retries`` times. With many clients that
+    never happens (1,000 clients, alpha 0.1: a few are empty in every draw). Then the draw with the fewest missing
+    samples is kept, and samples are moved to clients below the minimum: in the client's own class proportions
+    p_ku n_k if other clients have more than the minimum of such samples, of any class otherwise.
 
     Hsu, Qi, Brown, "Measuring the effects of non-identical data distribution", 2019; the retry is that of
     Li et al., "Federated learning on non-IID data silos", ICDE 2022, which does not always end.
@@ -82,8 +82,8 @@ def dirichlet_equal(
     """Label skew at equal sizes: client u draws q_u ~ Dirichlet(alpha K p) and its samples' classes from q_u.
 
     p are the pool's class shares, so E[q_u] = p and large ``alpha`` is IID; with equal classes it is
-    Dirichlet(alpha 1_K). Sizes differ by at most one. A client that asks for a class that ran out asks
-    again among the rest (Hsu et al. 2019 go client by client, which leaves the rest to the last ones).
+    Dirichlet(alpha 1_K). Sizes differ by at most one. A client that requests a class that ran out requests another
+    one (Hsu et al. 2019 go client by client, so the last clients get the remaining classes).
     """
     n = check(labels, num_clients, min_samples)
     check_classes(labels)
@@ -105,7 +105,7 @@ def dirichlet_sizes(
     alpha: float = 1.0,
     min_samples: int = 10,
 ) -> Parts:
-    """Quantity skew: sizes ~ n Dirichlet(alpha 1_N), labels as in the pool. Small ``alpha``: a few large."""
+    """Quantity skew: sizes ~ n Dirichlet(alpha 1_N), labels as in the pool. Small ``alpha``: a few large clients."""
     check(labels, num_clients, min_samples)
     check_alpha(alpha)
     return of_sizes(labels, rng.dirichlet(np.full(num_clients, alpha)), min_samples, rng)
@@ -134,22 +134,22 @@ def classes(
     k: int = 2,
     min_samples: int = 1,
 ) -> Parts:
-    """Every client holds ``k`` classes, every class is shared out equally among the clients that hold it.
+    """Give every client ``k`` classes, and divide every class equally among its clients.
 
-    First the classes are dealt in random order, one a client and round again, so that each has a holder; the
-    rest of a client's k are drawn at random. Only moved samples can be of other classes, and only where
-    nobody can spare one of the client's own.
+    First the classes are assigned in random order, one per client in turns, so that each has a client. A client's
+    other classes are drawn at random. Only moved samples can be of other classes, and only if no client has more
+    than the minimum of the client's own classes.
     """
     check(labels, num_clients, min_samples)
     check_classes(labels)
     n_K = np.bincount(labels)
     held = np.flatnonzero(n_K)
     if not 1 <= k <= len(held):
-        raise ValueError(f"k is {k}; the data has {len(held)} classes, so take 1 to {len(held)}")
+        raise ValueError(f"k is {k}; the data has {len(held)} classes, so use 1 to {len(held)}")
     if num_clients * k < len(held):
         raise ValueError(
             f"{num_clients} clients of {k} classes hold at most {num_clients * k} of {len(held)} classes; "
-            f"take k={-(-len(held) // num_clients)} or more"
+            f"use k={-(-len(held) // num_clients)} or more"
         )
     score_NK = np.full((num_clients, len(n_K)), np.inf)
     score_NK[:, held] = rng.random((num_clients, len(held)))
@@ -175,7 +175,7 @@ def shards(
     per_client: int = 2,
     min_samples: int = 1,
 ) -> Parts:
-    """Samples sorted by label, cut into N ``per_client`` equal shards, dealt out at random.
+    """Sort samples by label, cut them into N ``per_client`` equal shards, and distribute these at random.
 
     McMahan et al., "Communication-efficient learning of deep networks from decentralized data", 2017.
     """
@@ -185,7 +185,7 @@ def shards(
     if not 1 <= per_client <= n // num_clients:
         raise ValueError(
             f"per_client is {per_client}; {n} samples over {num_clients} clients give "
-            f"1 to {n // num_clients} shards a client"
+            f"1 to {n // num_clients} shards per client"
         )
     dealt = rng.permutation(num_shards) % num_clients
     order_n = by_class(labels, rng)
@@ -200,13 +200,13 @@ def shards(
 def natural(column: Indices, num_clients: int, rng: np.random.Generator, *, min_samples: int = 1) -> Parts:
     """Natural clients: samples with the same value of ``column`` (a writer, a device) stay together.
 
-    As many clients as values gives each its own. With fewer clients values are merged, the largest first,
-    each to the client with fewest samples so far, ties by chance. No value is ever torn apart, so where
-    that leaves a client below ``min_samples`` the function says so instead.
+    With as many clients as values, each client gets one value. With fewer clients, values are merged, the largest
+    first, each to the client with the fewest samples so far, ties at random. No value is ever split, so the function
+    raises ValueError if a client stays below ``min_samples``.
     """
     values, value_n, sizes = np.unique(column, return_inverse=True, return_counts=True)
     if num_clients > len(values):
-        raise ValueError(f"{num_clients} clients, but the data has {len(values)} natural ones; take at most these")
+        raise ValueError(f"{num_clients} clients, but the data has {len(values)} natural ones; use at most as many")
     check(value_n, num_clients, min_samples)
     if num_clients == len(values):
         client_V = np.arange(num_clients)
@@ -223,38 +223,38 @@ def natural(column: Indices, num_clients: int, rng: np.random.Generator, *, min_
     if len(parts[least]) < min_samples:
         raise ValueError(
             f"natural client {least} has {len(parts[least])} samples, min_samples is {min_samples}; "
-            "take fewer clients, so that small ones are merged, or a smaller min_samples"
+            "use fewer clients, so that small ones are merged, or a smaller min_samples"
         )
     return parts
 
 
 def check_alpha(alpha: float) -> None:
     if not 0 < alpha <= 1e6:
-        raise ValueError(f"alpha is {alpha}; it must be above 0 and at most 1e6 (the larger, the more alike)")
+        raise ValueError(f"alpha is {alpha}; it must be above 0 and at most 1e6 (larger: clients more alike)")
 
 
 def equal_sizes(n: int, num_clients: int, rng: np.random.Generator) -> Indices:
-    """n / N each; the n mod N samples left over go to clients chosen by chance."""
+    """Return n / N for each client; the n mod N remaining samples go to random clients."""
     sizes_N: Indices = n // num_clients + (rng.permutation(num_clients) < n % num_clients).astype(np.int64)
     return sizes_N
 
 
 def shares(weight_KN: Floats, n_K: Indices) -> Indices:
-    """Counts (K, N) of class k's n_k samples in proportion to the weights: floor of the running sums."""
+    """Return counts (K, N) of class k's n_k samples in proportion to the weights: floor of the running sums."""
     total_KN = np.cumsum(weight_KN, axis=1)
     with np.errstate(invalid="ignore"):
         cuts_KN = np.nan_to_num(total_KN / total_KN[:, -1:]) * n_K[:, None]
-    # 1e-9: a third of three is one, though 3 * (1 / 3) may come out just below it
+    # 1e-9: 3 * (1 / 3) may be just below 1
     floors_KN: Indices = np.floor(cuts_KN + 1e-9).astype(np.int64)
     return np.diff(floors_KN, axis=1, prepend=np.int64(0))
 
 
 def of_sizes(labels: Indices, weight_N: Floats, min_samples: int, rng: np.random.Generator) -> Parts:
-    """Random samples in sizes proportional to the weights, those below the minimum raised to it.
+    """Assign random samples in sizes proportional to the weights, raised to the minimum if below it.
 
         s_u = n w_u / Σw,   size_u = min + (s_u - min)+ (n - N min) / Σ_v (s_v - min)+
 
-    so what the small ones gain, the large ones give in proportion to what they have above the minimum.
+    so large clients give up samples in proportion to their size above the minimum.
     """
     n, num_clients = len(labels), len(weight_N)
     surplus_N = (n * weight_N / weight_N.sum() - min_samples).clip(min=0)

@@ -1,9 +1,8 @@
-"""Who holds what, as a picture: clients from left to right, classes from top to bottom.
+"""Plot the samples of each client: clients from left to right, classes from top to bottom.
 
-The colour is the share of a client's samples that are of the class, white where it has none; above it stands
-how many samples the client has. Up to 30 clients are drawn in their own order with their counts written in;
-more are sorted by their largest class, so that what they have in common shows; of more than 2,000 only as
-many are drawn, evenly spaced in that order.
+The colour is the share of the class in a client's samples, white for none; the bars above show the clients' sizes.
+Up to 30 clients are plotted in their own order, with counts as numbers. More clients are sorted by their largest
+class, to group similar ones. Of more than 2,000 clients, 2,000 are plotted, evenly spaced in that order.
 """
 
 from pathlib import Path
@@ -18,7 +17,7 @@ DRAWN = 2_000  # columns that a picture of this width can show
 
 
 def drawn_order(counts_NK: Indices) -> Indices:
-    """The clients to draw, from left to right."""
+    """Return the clients to draw, from left to right."""
     num_clients = len(counts_NK)
     if num_clients <= WRITTEN_OUT:
         return np.arange(num_clients)
@@ -54,7 +53,7 @@ def draw(stats: Statistics, title: str, path: Path) -> None:
     top.set_title(title, loc="left", fontsize=10)
     top.spines[["top", "right"]].set_visible(False)
 
-    held = np.ma.masked_equal(shares.T, 0)  # none at all is white, one is not
+    held = np.ma.masked_equal(shares.T, 0)  # white only if there is none
     image = below.imshow(held, aspect="auto", cmap="YlGnBu", vmin=0, vmax=1, interpolation="nearest")
     below.set_ylabel("class")
     if num_classes <= 30:

@@ -1,7 +1,7 @@
-"""What a reader gives back: decoded images and their labels, a piece at a time.
+"""Output of the readers: decoded images and their labels, a piece at a time.
 
 Readers are generators of ``Raw`` pieces, so that a dataset larger than memory can be read: training files
-first, then test files, in file order. ``checked`` stands between a reader and whoever believes it.
+first, then test files, in file order. ``checked`` verifies each piece before it is used.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ Labels = NDArray[np.int64]  # (n,) in 0..num_classes-1
 
 
 def reason(error: Exception) -> str:
-    """What an error of another library says, on one line."""
+    """Return the message of another library's error, on one line."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
@@ -27,12 +27,12 @@ class Raw(NamedTuple):
 
 
 def checked(pieces: Iterator[Raw], *, name: str, shape: tuple[int, ...], num_classes: int) -> Iterator[Raw]:
-    """The same pieces, or a ValueError that says what is wrong with one."""
+    """Yield the same pieces; raise ValueError if one is wrong."""
     for images, labels in pieces:
         if len(images) != len(labels):
             raise ValueError(f"{name}: {len(images)} images but {len(labels)} labels; the files do not belong together")
         if images.shape[1:] != shape:
-            raise ValueError(f"{name}: images are {images.shape[1:]}, not {shape}; these are other files")
+            raise ValueError(f"{name}: images are {images.shape[1:]}, not {shape}; the files are of another dataset")
         if len(labels) and not 0 <= labels.min() <= labels.max() < num_classes:
             wrong = labels.min() if labels.min() < 0 else labels.max()
             raise ValueError(
@@ -45,8 +45,8 @@ def checked(pieces: Iterator[Raw], *, name: str, shape: tuple[int, ...], num_cla
 class Moments:
     """Mean and standard deviation of x / 255 per channel, over all samples and pixels added.
 
-    From a histogram of the 256 byte values, in integers, so the order of summation cannot matter. A channel
-    that never changes gets the deviation 1, which leaves it at zero after (x - mean) / std.
+    Computed from a histogram of the 256 byte values, in integers, so the order of summation has no effect. A constant
+    channel gets the deviation 1, so it is zero after (x - mean) / std.
     """
 
     def __init__(self, channels: int) -> None:
@@ -66,7 +66,7 @@ class Moments:
 
 
 def moments(images: Images) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation of one array.
+    """Return mean and deviation of one array.
 
     >>> moments(np.array([0, 255], dtype=np.uint8).reshape(2, 1, 1, 1))
     ((0.5,), (0.5,))

@@ -1,6 +1,6 @@
-"""The datasets by name: what they are, where their files come from, and which function reads them.
+"""The datasets by name: description, sources of their files, and the function that reads them.
 
-A dataset is added here, in one entry, and in nothing else.
+To add a dataset, add one entry here and nothing else.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -15,13 +15,13 @@ from fedncv.data.idx import MNIST_FILES, emnist_files, read_emnist, read_mnist
 from fedncv.data.raw import Raw
 from fedncv.data.svhn import EXTRA_FILES, FILES, read_svhn
 
-ORIGINALS = "read from the original files, checksums and counts right, 2026-11-16"
-FORMAT = "reader tested on small files of the true format; originals not at hand, 2026-11-16"
+ORIGINALS = "read from the original files, checksums and counts correct, 2026-11-16"
+FORMAT = "reader tested on small files of the same format; original files not tested, 2026-11-16"
 
 
 class Hub(NamedTuple):
-    """Where a dataset is on the Hugging Face hub. The ids could not be tried out yet; the first use checks
-    shape, labels and number of images like for any other file."""
+    """Location of a dataset on the Hugging Face hub. The ids have not been tried; the first use checks shape, labels
+    and number of images, as for any other file."""
 
     id: str
     config: str | None = None
@@ -39,8 +39,8 @@ class Entry(NamedTuple):
     num_images: int
     read: Callable[[Path], Iterator[Raw]]  # from the folder that holds ``files``
     files: tuple[str, ...] = ()  # files or folders, a .gz also decompressed; none: built in
-    folders: tuple[str, ...] = ()  # where below the data folder they may lie
-    archives: tuple[str, ...] = ()  # or what they may still be packed in
+    folders: tuple[str, ...] = ()  # possible locations below the data folder
+    archives: tuple[str, ...] = ()  # or possible archives of them
     md5: Mapping[str, str] = {}  # published checksums, of files and archives
     hub: Hub | None = None
     home: str = ""
@@ -52,7 +52,7 @@ MNIST_MD5 = {
     "train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
     "t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
     "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
-    # the same files decompressed, so that MNIST is never taken for Fashion-MNIST
+    # the same files decompressed, so that MNIST is never mistaken for Fashion-MNIST
     "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
     "train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624",
     "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
@@ -101,7 +101,7 @@ DATASETS: Mapping[str, Entry] = {
         num_images=1_797,
         read=read_digits,
         home="https://archive.ics.uci.edu/dataset/80",
-        checked="ships with scikit-learn, tested at every change",
+        checked="part of scikit-learn, tested at every change",
     ),
     "mnist": Entry(
         title="MNIST",
@@ -150,7 +150,7 @@ DATASETS: Mapping[str, Entry] = {
     ),
     "emnist_balanced": Entry(
         title="EMNIST (balanced)",
-        description="Digits and letters, equally many of each, look-alikes merged",
+        description="Digits and letters, the same number of each, similar ones merged",
         year=2017,
         shape=(1, 28, 28),
         num_classes=47,

@@ -1,8 +1,8 @@
 """The per-client split into training and test samples.
 
 Client u with n_u samples tests on round(test_share n_u) of them and trains on the rest. It always trains on
-at least one, and tests on at least one if it has two and ``test_share`` is above zero. Which ones is decided
-by ``keys.permutation(keys.key_for(seed, "split", 0, u), n_u)``: the first of that order are for testing.
+at least one, and tests on at least one if it has two and ``test_share`` is above zero. The test samples are the
+first ones in the order ``keys.permutation(keys.key_for(seed, "split", 0, u), n_u)``.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from fedncv.data.owners import Indices
 
 
 class Clients(NamedTuple):
-    """Sorted sample numbers, one array a client."""
+    """Sorted sample numbers, one array per client."""
 
     train: list[Indices]
     test: list[Indices]
@@ -27,22 +27,22 @@ class Clients(NamedTuple):
 
 
 def num_test(sizes: Indices, test_share: float) -> Indices:
-    """How many of each client's samples are for testing.
+    """Return how many of each client's samples are for testing.
 
     >>> num_test(np.array([1, 2, 3, 4, 10, 100]), 0.25).tolist()
     [0, 1, 1, 1, 3, 25]
     """
     if not 0 <= test_share < 1:
-        raise ValueError(f"test_share is {test_share}; it must be at least 0 and below 1, as in 0.25")
+        raise ValueError(f"test_share is {test_share}; it must be at least 0 and below 1, for example 0.25")
     wanted = np.floor(sizes * test_share + 0.5).astype(np.int64)
     share: Indices = np.minimum(np.maximum(wanted, int(test_share > 0)), sizes - 1)
     return share
 
 
 def split(parts: Sequence[Indices], test_share: float, seed: int) -> Clients:
-    """Every client's samples, divided by a key of its own: no client's split depends on another's.
+    """Split every client's samples by its own key, so that no client's split depends on another's.
 
-    All clients at once: one sort over (client, keyed number) instead of one permutation a client.
+    One sort over (client, keyed number) splits all clients, instead of one permutation per client.
     """
     sizes = np.array([len(part) for part in parts], dtype=np.int64)
     if not len(sizes):

@@ -1,4 +1,4 @@
-"""How unequal the clients are, in numbers.
+"""Measure how unequal the clients are.
 
 Shapes: n = samples, N = clients, K = classes.
 """
@@ -15,13 +15,13 @@ from fedncv.data.split import Clients
 class Statistics(NamedTuple):
     counts: Indices  # (N, K) samples of each class at each client
     sizes: Indices  # (N,) samples of each client
-    entropy: Floats  # (N,) of the client's labels, in bits: 0 is one class, log2(K) is all alike
+    entropy: Floats  # (N,) of the client's labels, in bits: 0 is one class, log2(K) is all classes alike
     distance: Floats  # (N,) earth mover's distance between the client's labels and the pool's, 0..1
     moved: int  # samples moved to reach the partition's minimum
 
 
 def label_counts(labels: Indices, parts: Sequence[Indices], num_classes: int) -> Indices:
-    """(N, K): how many samples of class k client u holds."""
+    """Return (N, K) counts of the samples of class k at client u."""
     sizes = [len(part) for part in parts]
     client = np.repeat(np.arange(len(parts)), sizes)
     held = np.concatenate([*parts, np.empty(0, dtype=np.int64)]).astype(np.int64)
@@ -42,7 +42,7 @@ def entropy(counts_NK: Indices) -> Floats:
 
 
 def distance(counts_NK: Indices) -> Floats:
-    """Earth mover's distance of client u's labels to the pool's, any two classes being one apart.
+    """Return the earth mover's distance of client u's labels to the pool's, with distance one between any two classes.
 
         EMD_u = 1/2 Σ_k | q_uk - q_k |     in [0, 1)
 
@@ -58,12 +58,11 @@ def distance(counts_NK: Indices) -> Floats:
 
 
 def prior_accuracy(labels: Indices, clients: Clients, num_classes: int) -> float:
-    """Accuracy of the label prior alone: every client predicts the majority class of its training samples.
+    """Return the accuracy of the label prior alone: every client predicts the majority class of its training samples.
 
         Σ_u (test samples of u in that class) / Σ_u (test samples of u)
 
-    Ties go to the smaller class. A method below this number has learned nothing that matters. NaN where
-    there is nothing to test on.
+    Ties go to the smaller class. A method below this number has learned nothing useful. NaN without test samples.
     """
     train_NK = label_counts(labels, clients.train, num_classes)
     test_NK = label_counts(labels, clients.test, num_classes)
@@ -74,7 +73,7 @@ def prior_accuracy(labels: Indices, clients: Clients, num_classes: int) -> float
 
 
 def statistics(labels: Indices, parts: Sequence[Indices], num_classes: int) -> Statistics:
-    """All of it, for one partition."""
+    """Return all statistics of one partition."""
     counts_NK = label_counts(labels, parts, num_classes)
     moved = getattr(parts, "moved", 0)
     return Statistics(counts_NK, counts_NK.sum(axis=1), entropy(counts_NK), distance(counts_NK), moved)

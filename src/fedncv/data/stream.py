@@ -5,9 +5,8 @@ Client u has n_u training samples in an order of its own. In round t = 0, 1, 2, 
     n_u(t) = min( n_u,  max( 1,  floor( (start + rate t) n_u ) ) )
 
 of them: a share ``start`` from the beginning, a share ``rate`` more each round, never fewer than one. The order
-is a pure function of (seed, client), so what a client holds in round t depends on nothing else, and what it
-holds only grows. Weights p_u, label priors and sums of gradients are those of the samples held; the test split
-does not change.
+is a pure function of (seed, client), so a client's samples in round t depend on nothing else, and their number only
+grows. Weights p_u, label priors and sums of gradients use only the samples held; the test split does not change.
 """
 
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ Order = Literal["shuffled", "by_class"]
 
 
 class Stream(NamedTuple):
-    order: list[Indices]  # the training samples of each client, first come first
+    order: list[Indices]  # the training samples of each client, in the order of arrival
     start: float
     rate: float
 
@@ -32,7 +31,7 @@ class Stream(NamedTuple):
         return num_visible(total_N, round, start=self.start, rate=self.rate)
 
     def visible(self, round: int) -> list[Indices]:
-        """The sorted samples each client holds in round t."""
+        """Return the sorted samples each client holds in round t."""
         return [np.sort(samples[:n]) for samples, n in zip(self.order, self.sizes(round), strict=True)]
 
 
@@ -42,7 +41,7 @@ def num_visible(total_N: Indices, round: int, *, start: float, rate: float) -> I
     >>> [num_visible(np.array([10]), t, start=0.2, rate=0.3).item() for t in range(4)]
     [2, 5, 8, 10]
     """
-    share = np.floor((start + rate * round) * total_N + 1e-9)  # 0.1 + 0.2 is three tenths, whatever floats say
+    share = np.floor((start + rate * round) * total_N + 1e-9)  # 1e-9: floats round 0.1 + 0.2
     held_N: Indices = np.clip(share, 1, total_N).astype(np.int64)
     return held_N
 
@@ -56,21 +55,21 @@ def arrivals(
     rate: float = 0.01,
     order: Order = "shuffled",
 ) -> Stream:
-    """The stream of every client's training samples.
+    """Return the stream of every client's training samples.
 
-    ``order`` is "shuffled", so that labels stay alike while a client grows, or "by_class": one class after
-    another, in a random order of the classes for each client, so that its label distribution drifts.
+    ``order`` is "shuffled" (the label distribution stays similar while a client grows) or "by_class": one class after
+    another, in a random order of classes for each client, so that its label distribution changes over time.
     start = 1 is the ordinary, static federation.
     """
     if not 0 <= start <= 1:
         raise ValueError(f"start is {start}; it is a share of a client's samples, 0 to 1")
     if not 0 <= rate <= 1:
-        raise ValueError(f"rate is {rate}; it is the share of a client's samples that arrives a round, 0 to 1")
+        raise ValueError(f"rate is {rate}; it is the share of a client's samples that arrives per round, 0 to 1")
     if order not in ("shuffled", "by_class"):
         raise ValueError(f"order is {order!r}; it must be shuffled or by_class")
     sizes_N = np.array([len(samples) for samples in train], dtype=np.int64)
     if not len(sizes_N) or not sizes_N.all():
-        raise ValueError("a client without training samples cannot be streamed; raise min_samples")
+        raise ValueError("a client without training samples cannot have a stream; raise min_samples")
     sample_n = np.concatenate(list(train)).astype(np.int64)
     client_n, _ = places(sizes_N)
     sort_by = [numbers(sizes_N, seed, "stream"), client_n]

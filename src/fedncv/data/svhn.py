@@ -15,7 +15,7 @@ EXTRA_FILES = (*FILES, "extra_32x32.mat")
 
 
 def read_svhn(folder: Path, *, extra: bool = False) -> Iterator[Raw]:
-    """Training, then test, then the 531,131 easier extra images if asked for."""
+    """Read the training images, then the test images, then with ``extra`` the 531,131 easier ones."""
     for name in EXTRA_FILES if extra else FILES:
         yield from read_mat(folder / name)
 

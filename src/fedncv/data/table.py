@@ -1,10 +1,10 @@
-"""Table 2 of the paper, generated from the registry: what each dataset is, and what of it was verified."""
+"""Table 2 of the paper, generated from the registry: description and verification of each dataset."""
 
 from collections.abc import Mapping
 
 from fedncv.data.registry import DATASETS, Entry
 
-# What the paper's Table 2 prints, where it prints the dataset at all.
+# Numbers in the paper's Table 2, for the datasets it has.
 PAPER_IMAGES = {
     "mnist": 70_000,
     "cifar10": 60_000,
@@ -18,7 +18,7 @@ PAPER_IMAGES = {
 
 
 def markdown(datasets: Mapping[str, Entry] = DATASETS) -> str:
-    """Two tables: the datasets, and where they come from."""
+    """Return two tables: the datasets, and where they come from."""
     lines = [
         "| name | dataset | description | classes | images | images in the paper | resolution | year |",
         "|---|---|---|---:|---:|---:|---|---:|",

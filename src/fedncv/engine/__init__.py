@@ -1,1 +1,1 @@
-"""Engines: one round of any method. They know no method by name."""
+"""Engines run one round of any method. They know no method by name."""

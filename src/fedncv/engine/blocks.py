@@ -1,4 +1,4 @@
-"""Where a module has layers that can be one operation: convolution, BatchNorm, ReLU and 2x2 maximum in a row."""
+"""Find layers of a module that can be one operation: convolution, BatchNorm, ReLU and 2x2 maximum in sequence."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ Block = tuple[nn.Sequential, int, nn.Conv2d, nn.BatchNorm2d]
 
 
 def blocks(module: nn.Module) -> Iterator[Block]:
-    """(sequence, place of the convolution in it, the convolution, its norm); none that is used or watched elsewhere."""
+    """Yield (sequence, place of the convolution, the convolution, its norm), if not used or hooked elsewhere."""
     names = [id(part) for _, part in module.named_modules(remove_duplicate=False)]
     for sequence in [part for part in module.modules() if type(part) is nn.Sequential]:
         for i in range(len(sequence) - 3):
@@ -23,7 +23,7 @@ def blocks(module: nn.Module) -> Iterator[Block]:
 
 
 def replace_block(block: Block, conv: nn.Module, norm: nn.Module) -> None:
-    """These two in place of the block's; what follows them does nothing, and keeps its name."""
+    """Replace the block's first two layers by these; the layers after them do nothing and keep their names."""
     sequence, i, *_ = block
     sequence[i], sequence[i + 1] = conv, norm
     sequence[i + 2], sequence[i + 3] = nn.Identity(), nn.Identity()

@@ -20,11 +20,11 @@ from fedncv.flat import Model
 from fedncv.keys import key_for
 
 VECTOR_BYTES = 64
-TRIAL = 5  # samples on which both models are compared before the compiled one is trusted
+TRIAL = 5  # samples on which both models are compared before the compiled one is used
 
 
 class Block(torch.autograd.Function):
-    """x, w, bias, gamma, beta, running_mean, running_var, eps, momentum -> out; the running two are moved."""
+    """x, w, bias, gamma, beta, running_mean, running_var, eps, momentum -> out; updates the running statistics."""
 
     @staticmethod
     def forward(
@@ -68,28 +68,28 @@ class Block(torch.autograd.Function):
 
 
 def lanes(dtype: torch.dtype) -> int:
-    """Samples in a vector."""
+    """Return the number of samples in a vector."""
     return VECTOR_BYTES // dtype.itemsize
 
 
 def padded(samples: int, dtype: torch.dtype) -> int:
-    """Samples in as many vectors as these need."""
+    """Return the number of samples, rounded up to whole vectors."""
     return -(-samples // lanes(dtype)) * lanes(dtype)
 
 
 def _library(dtype: torch.dtype) -> ctypes.CDLL:
     found = library(dtype)
-    assert found is not None, "only models that `fused` accepted come here"
+    assert found is not None, "only models accepted by `fused` come here"
     return found
 
 
 def _pointers(*tensors: Tensor | None) -> list[int | None]:
-    """Addresses; the caller holds the tensors as long as they are used."""
+    """Return the addresses; the caller must keep the tensors alive."""
     return [None if tensor is None else tensor.data_ptr() for tensor in tensors]
 
 
 class FusedConv(nn.Module):
-    """The convolution, which does the work of the three layers behind it too; they keep their names."""
+    """The convolution, which also does the work of the next three layers; they keep their names."""
 
     def __init__(self, plain: nn.Conv2d, norm: "PassedNorm") -> None:
         super().__init__()
@@ -129,7 +129,7 @@ class PassedNorm(nn.Module):
 
 
 def _fits(x: Tensor, w: Tensor, *vectors: Tensor | None) -> bool:
-    """Whether the kernel, which checks nothing, may be given these; torch's own layers name what is wrong."""
+    """Return whether the kernel, which checks nothing, accepts these; otherwise torch's layers report the error."""
     return (
         x.dim() == 4
         and x.shape[1] == w.shape[1]
@@ -147,7 +147,7 @@ class CannotCompileError(ValueError):
 
 
 def fused(problem: Problem) -> Problem:
-    """Return the problem with compiled layers; CannotCompileError says why that cannot be."""
+    """Return the problem with compiled layers; raise CannotCompileError if its model cannot use them."""
     model, fused_layers = problem.model, 0
 
     def change(module: nn.Module) -> None:
@@ -168,7 +168,7 @@ def fused(problem: Problem) -> Problem:
 
 
 def agree(model: Model, other: Model, inputs: Tensor) -> bool:
-    """Whether both give the same logits, features, statistics and gradient; a module may use its layers in odd ways."""
+    """Return whether both give the same logits, features, statistics and gradient; a module may use layers oddly."""
     results = []
     for each in (model, other):
         leaf_P = each.start_P.detach().requires_grad_()
@@ -181,7 +181,7 @@ def agree(model: Model, other: Model, inputs: Tensor) -> bool:
 
 
 def fuse(module: nn.Module) -> int:
-    """Fuse what can be. -> how many"""
+    """Fuse all possible blocks; return their number."""
     found = list(blocks(module))
     for block in found:
         _, _, conv, norm = block

@@ -1,8 +1,7 @@
-"""cpu_block.c as a library of this machine: compiled where a C compiler is, kept for the next time.
+"""Compile cpu_block.c for this machine if there is a C compiler, and cache the library.
 
-The name of the file holds a hash of the source and of everything the compiler says of itself and the processor, so
-another machine with the same home directory compiles its own. What is loaded is run, so it lies in a folder that
-nobody but this user may write to.
+The file name contains a hash of the source, the compiler's version and the processor, so another machine with the
+same home directory compiles its own. The library's code is run, so only this user may write to its folder.
 """
 
 import ctypes
@@ -32,7 +31,7 @@ class Shape(ctypes.Structure):
 
 @functools.cache
 def library(dtype: torch.dtype) -> ctypes.CDLL | None:
-    """The library for numbers of this type; None, after one line that says why, where there can be none."""
+    """Return the library for this dtype; print the reason and return None if there is none."""
     if dtype not in REALS or os.name != "posix":
         return None
     try:
@@ -57,7 +56,7 @@ def _loaded(dtype: torch.dtype) -> ctypes.CDLL:
 
 
 def compiled(dtype: torch.dtype) -> Path:
-    """The library's file, compiled now if it is not there."""
+    """Return the library's file; compile it if it does not exist."""
     found = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if found is None:
         raise FileNotFoundError("no C compiler (cc, gcc, clang) was found")
@@ -67,7 +66,7 @@ def compiled(dtype: torch.dtype) -> Path:
     digest = hashlib.sha256(b"\0".join([SOURCE.read_bytes(), *map(str.encode, command), machine])).hexdigest()
     path = _own_folder() / f"block-{digest[:24]}.so"
     if not path.exists():
-        with tempfile.TemporaryDirectory(dir=path.parent) as folder:  # whole or not there, whoever else compiles it
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:  # complete or missing
             made = Path(folder) / path.name
             _run([*command, str(SOURCE), "-o", str(made), "-lm"])
             with made.open("rb") as file:
@@ -77,13 +76,13 @@ def compiled(dtype: torch.dtype) -> Path:
 
 
 def _own_folder() -> Path:
-    """A folder of this user's in the cache, which a group may share; PermissionError where others could write to it."""
+    """Return this user's folder in the cache; raise PermissionError if others could write to it."""
     user = os.geteuid()
     folder = cache_folder() / f"kernels-{user}"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     about = folder.stat()
     if about.st_uid != user or about.st_mode & 0o022:
-        raise PermissionError(f"others may write to {folder}, and what lies there is run (remove it, or chmod 700)")
+        raise PermissionError(f"others may write to {folder}, and its files are run (remove it, or chmod 700)")
     return folder
 
 

@@ -1,7 +1,7 @@
 """Convolution, BatchNorm, ReLU and 2x2 maximum as one operation, for the models of many clients at once.
 
-On a GPU the four are bound by moving activations to memory and back; together they keep one of them. The
-operation is defined for K stacked models; ``torch.vmap`` adds its axis to K, at any depth.
+On a GPU these four layers are limited by memory traffic of activations; as one operation they store only one
+activation. The operation is defined for K stacked models; ``torch.vmap`` adds its axis to K, at any depth.
 
     z = conv(x, w) + bias;   z^ = (z - mean) / sqrt(var + eps), both over the samples of weight 1
     out = maxpool(relu(gamma z^ + beta))
@@ -24,7 +24,7 @@ except ImportError:  # no triton: the reference below runs instead
     fused_kernels = None  # type: ignore[assignment]
 
 HAVE_KERNELS = fused_kernels is not None
-MOST_CHANNELS = 64  # of a filter that fits into a block of registers
+MOST_CHANNELS = 64  # of a filter that fits in a block of registers
 
 
 class Forward(torch.autograd.Function):
@@ -39,7 +39,7 @@ class Forward(torch.autograd.Function):
         x, w, _, gamma, beta, _, _, weight, _, _ = inputs
         _, z, mean, rstd, new_mean, new_var = output
         ctx.mark_non_differentiable(z, mean, rstd, new_mean, new_var)
-        ctx.set_materialize_grads(False)  # or zeros as large as z are written for outputs nobody differentiates
+        ctx.set_materialize_grads(False)  # else zeros of the size of z are written for outputs without a gradient
         ctx.save_for_backward(x, w, gamma, beta, weight, z, mean, rstd)
 
     @staticmethod
@@ -66,7 +66,7 @@ class Backward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:
-        raise RuntimeError("second derivatives are not written for the fused layers")
+        raise RuntimeError("the fused layers have no second derivatives")
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *arguments: Any) -> Any:
@@ -112,7 +112,7 @@ class EntropyBackward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:
-        raise RuntimeError("second derivatives are not written for the fused layers")
+        raise RuntimeError("the fused layers have no second derivatives")
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *arguments: Any) -> Any:
@@ -120,7 +120,7 @@ class EntropyBackward(torch.autograd.Function):
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The loss of the task "classification" in two kernels instead of thirty; other shapes take the usual way."""
+    """Return the loss of the task "classification" in two kernels instead of thirty; other shapes use torch's."""
     if outputs.dim() != 2 or targets.dim() != 1:
         return TASKS["classification"].loss(outputs, targets)
     apply: Callable[..., Tensor] = Entropy.apply
@@ -132,7 +132,7 @@ def fused_task(task: Task) -> Task:
 
 
 def _fold(operation: Any, size: int, in_dims: Any, arguments: Any) -> Any:
-    """Put the mapped axis into the axis of models, and take it out of the results."""
+    """Merge the mapped axis into the axis of models, and split it again in the results."""
 
     def folded(argument: Any, dim: int | None) -> Any:
         if not isinstance(argument, Tensor):
@@ -151,7 +151,7 @@ def _on_gpu(x: Tensor) -> bool:
     return HAVE_KERNELS and x.is_cuda and x.dtype == torch.float32
 
 
-# ---- the same in torch's own operations: the reference, and what runs without a GPU ---------------------
+# ---- the same in torch's own operations: the reference, used without a GPU ------------------------------
 
 
 def _convolution(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
@@ -162,7 +162,7 @@ def _convolution(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _apart(flat: Tensor, like: Tensor) -> Tensor:
-    """Models and samples, which went through as one axis, as two again."""
+    """Split the joint axis of models and samples into two again."""
     return flat.view(*like.shape[:2], *flat.shape[1:])
 
 
@@ -212,7 +212,7 @@ def backward(
 
 
 class FusedConv(nn.Module):
-    """The convolution, which does the work of the three layers behind it too; they keep their names."""
+    """The convolution, which also does the work of the next three layers; they keep their names."""
 
     def __init__(self, plain: nn.Conv2d, norm: "FusedNorm") -> None:
         super().__init__()
@@ -234,7 +234,7 @@ class FusedConv(nn.Module):
         out, _, _, _, new_mean, new_var = apply(*(a.unsqueeze(0) for a in stacked), norm.eps, norm.momentum)
         norm.running_mean.copy_(new_mean.squeeze(0).detach())
         norm.running_var.copy_(new_var.squeeze(0).detach())
-        return out.squeeze(0)  # not out[0]: the gradient of that one writes zeros first
+        return out.squeeze(0)  # not out[0]: its gradient would write zeros first
 
 
 class FusedNorm(MaskedBatchNorm):
@@ -248,7 +248,7 @@ class FusedNorm(MaskedBatchNorm):
 
 
 class Linear(nn.Module):
-    """nn.Linear; under vmap its own way to add the bias takes one kernel more."""
+    """nn.Linear, which under vmap would add its bias with one more kernel."""
 
     def __init__(self, plain: nn.Linear) -> None:
         super().__init__()
@@ -260,7 +260,7 @@ class Linear(nn.Module):
 
 
 def fuse(module: nn.Module) -> None:
-    """Fuse what can be; linear layers everywhere."""
+    """Fuse all possible blocks, and replace all linear layers."""
     for name, part in list(module.named_modules()):
         if type(part) is nn.Linear and name:
             parent, _, child = name.rpartition(".")

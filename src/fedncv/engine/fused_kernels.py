@@ -23,7 +23,7 @@ SUMS = 64  # running sums a thread holds
 def _convolve(x, w, bias, z, part, x_k, x_b, w_k, bias_k, B, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
               D: tl.constexpr, KI: tl.constexpr, KJ: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr,
               BP: tl.constexpr, BD: tl.constexpr):  # fmt: skip
-    """z = w * x + bias; of each block of outputs the mean and the sum of squares around it."""
+    """z = w * x + bias, and the mean and sum of squared deviations of each block of outputs."""
     T: tl.constexpr = C * KI * KJ
     P: tl.constexpr = HO * WO
     kb = tl.program_id(0).to(tl.int64)
@@ -53,7 +53,7 @@ def _convolve(x, w, bias, z, part, x_k, x_b, w_k, bias_k, B, C: tl.constexpr, H:
 def _statistics(part, weight, run_mean, run_var, mean_out, rstd_out, new_mean, new_var, w_k, w_b, eps, momentum,
                 B: tl.constexpr, D: tl.constexpr, P: tl.constexpr, BP: tl.constexpr, BD: tl.constexpr,
                 BN: tl.constexpr):  # fmt: skip
-    """Mean and deviation over the samples of weight 1 from the blocks' own; running statistics."""
+    """Combine the blocks' means and deviations over the samples of weight 1; update running statistics."""
     BLOCKS: tl.constexpr = (P + BP - 1) // BP
     k = tl.program_id(0).to(tl.int64)
     o = tl.arange(0, BD)
@@ -111,7 +111,7 @@ def _pool(z, mean, rstd, gamma, beta, out, gamma_k, beta_k, B, D: tl.constexpr, 
 @triton.jit
 def _window(z, mean, rstd, gamma, beta, g, gamma_k, beta_k, kb, k, o, D: tl.constexpr, HO: tl.constexpr,
             WO: tl.constexpr, BQ: tl.constexpr):  # fmt: skip
-    """Standardised values of each 2x2 window, and where its gradient goes: to the first largest, if above 0."""
+    """Standardised values of each 2x2 window, and the place of its gradient: the first largest, if above 0."""
     WP: tl.constexpr = WO // 2
     PP: tl.constexpr = WP * (HO // 2)
     q = tl.arange(0, BQ)
@@ -138,7 +138,7 @@ def _window(z, mean, rstd, gamma, beta, g, gamma_k, beta_k, kb, k, o, D: tl.cons
 @triton.jit
 def _sums(z, mean, rstd, gamma, beta, g, sums, gamma_k, beta_k, B, D: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr,
           BQ: tl.constexpr):  # fmt: skip
-    """Of each sample and channel: the sum of gradients at the standardised values, and with those values."""
+    """For each sample and channel: the sum of gradients of the standardised values, and of their products."""
     kb, o = tl.program_id(0).to(tl.int64), tl.program_id(1)
     _, _, z0, z1, z2, z3, g0, g1, g2, g3 = _window(
         z, mean, rstd, gamma, beta, g, gamma_k, beta_k, kb, kb // B, o, D, HO, WO, BQ
@@ -176,7 +176,7 @@ def _through(z, mean, rstd, gamma, beta, g, sums, weight, dz, dgamma, dbeta, gam
 def _weight_gradient(x, dz, part, x_k, x_b, B, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, D: tl.constexpr,
                      KI: tl.constexpr, KJ: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr, S: tl.constexpr,
                      BP: tl.constexpr, BD: tl.constexpr, BT: tl.constexpr):  # fmt: skip
-    """Of every S samples of a model, the gradients of w (T columns) and of the bias (column T)."""
+    """Gradients of w (T columns) and of the bias (column T) for every S samples of a model."""
     T: tl.constexpr = C * KI * KJ
     P: tl.constexpr = HO * WO
     pieces = (B + S - 1) // S
@@ -251,13 +251,13 @@ def _wide(n: int) -> int:
 
 
 def _block(channels: int, places: int, sums: int = SUMS) -> dict[str, int]:
-    """A block of outputs, all channels wide, and warps such that a thread holds about ``sums`` of them."""
+    """Return a block of outputs with all channels, and the warps for which a thread holds about ``sums`` of them."""
     block = min(_wide(places), max(32, 128 * sums // _wide(channels)))
     return {"BP": block, "num_warps": max(1, min(4, _wide(channels) * block // (32 * sums)))}
 
 
 def _rows(*tensors: Tensor) -> list[Tensor]:
-    """Models may lie any distance apart; what belongs to one must be in one piece."""
+    """Make each model's values contiguous; models may have any stride."""
     return [a if a[0].is_contiguous() else a.contiguous() for a in tensors]
 
 
@@ -265,7 +265,7 @@ def forward(
     x: Tensor, w: Tensor, bias: Tensor, gamma: Tensor, beta: Tensor, run_mean: Tensor, run_var: Tensor,
     weight: Tensor, eps: float, momentum: float,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """out, z, mean, rstd, and the running statistics afterwards."""
+    """Return out, z, mean, rstd, and the running statistics afterwards."""
     x = x if x[0, 0].is_contiguous() else x.contiguous()
     w, bias, gamma, beta = _rows(w, bias, gamma, beta)
     run_mean, run_var = run_mean.contiguous(), run_var.contiguous()
@@ -297,7 +297,7 @@ def backward(
     g: Tensor, x: Tensor, w: Tensor, gamma: Tensor, beta: Tensor, weight: Tensor, z: Tensor, mean: Tensor,
     rstd: Tensor, wants_x: bool,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Gradients of x (empty unless wanted), w, bias, gamma and beta."""
+    """Return the gradients of x (empty unless wanted), w, bias, gamma and beta."""
     x = x if x[0, 0].is_contiguous() else x.contiguous()
     w, gamma, beta = _rows(w, gamma, beta)
     g, z, mean, rstd = (a.contiguous() for a in (g, z, mean, rstd))
@@ -309,7 +309,7 @@ def backward(
     dgamma, dbeta = torch.empty_like(mean), torch.empty_like(mean)
     block_t = max(1, SUMS // _wide(D))
     columns = triton.cdiv(T + 1, block_t)
-    samples = min(8, _wide(1 + K * B * columns // 2048))  # of one program: many, where programs are many anyway
+    samples = min(8, _wide(1 + K * B * columns // 2048))  # per program: more if there are many programs
     pieces = triton.cdiv(B, samples)
     part = x.new_empty(K, pieces, D, T + 1)
     shape: dict[str, Any] = {"C": C, "H": H, "W": W, "D": D, "KI": KI, "KJ": KJ, "HO": HO, "WO": WO}
@@ -325,7 +325,7 @@ def backward(
     dx = x.new_empty(0)
     if wants_x:
         dx = x.new_empty(K, B, C, H, W)
-        block = _block(C, H * W, SUMS // 2)  # measured: half as many hide the loads better here
+        block = _block(C, H * W, SUMS // 2)  # measured: half as many hide loads better here
         grid = (K * B, triton.cdiv(H * W, block["BP"]))
         _input_gradient[grid](dz, w, dx, w.stride(0), B, **shape, **block, BC=_wide(C))
     gradient = part.sum(1)

@@ -1,20 +1,20 @@
-"""Gradients of every client's samples, at the model the client receives. Measuring changes nothing.
+"""Measure the gradients of every client's samples at the model that the client receives. Changes nothing.
 
     g_ui       gradient of the loss of sample i of client u at y_u, where u's local training would begin
     g_u        = mean_i g_ui
     spread_u   = sum_i ||g_ui - g_u||^2, in each layer
 
-The loss is that of what client u predicts with: the study's loss of logits plus the offset that the method's
-``predict`` gives, so that the label prior is in it. Where a method trains another loss (FedLC, MOON, FedGen) or
-adds a correction (SCAFFOLD, FedNCV), neither is: it is the clients that are measured, not the remedy.
+The loss is the study's loss of the logits plus the offset of the method's ``predict``, so it includes the label
+prior. It does not include other training losses (FedLC, MOON, FedGen) or corrections (SCAFFOLD, FedNCV): the clients
+are measured, not the remedy.
 
-The mode is "eval". With the statistics of a batch, BatchNorm makes the loss of a sample depend on the others of
-its batch, and a sample has no gradient of its own; with the running statistics it has. Dropout is off.
+The mode is "eval". With batch statistics, BatchNorm makes the loss of a sample depend on the other samples of its
+batch, so a sample has no gradient of its own; with running statistics it has one. Dropout is off.
 
-Where a model is made of layers that layer_gradients knows, no sample's gradient is ever made; otherwise all of them
-are, by vmap of grad. (Compiled layers are for training; here the model has torch's own.) Either way in chunks whose
-largest array has at most ``CHUNK_BYTES``, on a GPU an eighth of what is free if that is less (about four such arrays
-live at a time); beside them the clients' mean gradients are kept, N x P numbers.
+If layer_gradients knows all layers of the model, no sample's gradient is ever computed; otherwise vmap of grad
+computes all of them. (Compiled layers are for training; here the model uses torch's own.) Both work in chunks whose
+largest array has at most ``CHUNK_BYTES``, or on a GPU an eighth of the free memory if that is less (about four such
+arrays exist at a time). In addition the clients' mean gradients are kept, N x P numbers.
 
 Shapes: N all clients, K some of them, B samples of a chunk, P parameters, L layers (the layout's names).
 """
@@ -32,8 +32,8 @@ from fedncv.flat import Layout, Model
 from fedncv.tasks import Task
 
 CHUNK_BYTES = {"cpu": 1 << 25, "cuda": 1 << 30}
-"""On an H200 4,096 gradients of LeNet5's samples at a time (this is room for 4,326) are as fast as more to 6 %, and
-1,024 take three times as long; moments from layers gain 2 % above 16,384 samples (this is room for 19,972).
+"""Measured on an H200 with LeNet5: 4,096 sample gradients at a time (4,326 fit) are within 6 % of the fastest, 1,024
+take three times as long; moments from layers gain only 2 % above 16,384 samples (19,972 fit).
 `bench/probes.py --device cuda --seeds 1 --ways`"""
 
 Moments = tuple[Tensor, Tensor]  # mean_KP and spread_KL of some clients
@@ -41,7 +41,7 @@ Inputs = Callable[[Tensor], tuple[Tensor, Tensor]]  # sample numbers -> scaled i
 
 
 class Gradients(NamedTuple):
-    """Of all clients; a client without samples has zeros."""
+    """Gradients of all clients; zeros for a client without samples."""
 
     sizes_N: Tensor  # training samples, float64
     mean_NP: Tensor
@@ -57,14 +57,14 @@ class Standing(NamedTuple):
 
 
 def of_run(problem: Problem, state: State) -> Gradients:
-    """One client after the other: what every engine's ``gradients`` gives."""
+    """Measure one client after the other; every engine's ``gradients`` returns the same."""
     problem = problem.at(state.round)
     holders = np.flatnonzero(problem.clients.sizes)
     return collected(problem, [of_client(problem, state.round, a) for a in arrivals(problem, state, holders)])
 
 
 def of_client(problem: Problem, round: int, arrival: Arrival) -> Moments:
-    """Mean gradient and spread of one client, K = 1."""
+    """Return mean gradient and spread of one client, K = 1."""
     u, down, buffers_R, kept = arrival
     ask = problem.ask(u, buffers_R, round)
     y_P, _ = problem.method.begin(ask, down, kept.own)
@@ -79,7 +79,7 @@ def _inputs(problem: Problem) -> Inputs:
 
 
 def collected(problem: Problem, found: Iterable[Moments]) -> Gradients:
-    """Of all clients, from those of the clients that hold samples, in the order of their ids."""
+    """Combine the moments of the clients with samples, in the order of their ids, to those of all clients."""
     num_clients, layout = problem.federation.num_clients, problem.model.layout
     holders = torch.from_numpy(np.flatnonzero(problem.clients.sizes)).to(problem.model.start_P.device)
     mean_NP = problem.model.start_P.new_zeros(num_clients, layout.num_parameters)
@@ -94,7 +94,7 @@ def collected(problem: Problem, found: Iterable[Moments]) -> Gradients:
 
 
 def moments(model: Model, task: Task, inputs: Inputs, at: Standing, parts: Sequence[Tensor]) -> Moments:
-    """Of K clients at one model; ``parts`` are their sample numbers, none of them empty."""
+    """Return the moments of K clients at one model; ``parts`` are their sample numbers, none of them empty."""
     told = layers_of(model, task, lambda: inputs(parts[0][:2].to(at.y_P.device)))
     if told is None:
         size = max(1, chunk_bytes(at.y_P) // (at.y_P.numel() * at.y_P.element_size()))
@@ -104,7 +104,7 @@ def moments(model: Model, task: Task, inputs: Inputs, at: Standing, parts: Seque
 
 
 class Chunk(NamedTuple):
-    """Some samples in a row, which lie client by client."""
+    """Consecutive samples, ordered by client."""
 
     here: slice  # the clients they belong to
     sizes: list[int]  # and how many are whose
@@ -114,7 +114,7 @@ class Chunk(NamedTuple):
 
 
 def chunks(inputs: Inputs, at: Standing, parts: Sequence[Tensor], size: int) -> Iterator[Chunk]:
-    """All samples, ``size`` at a time. Nothing in here waits for the device."""
+    """Yield all samples, ``size`` at a time, without waiting for the device."""
     ends_K = np.cumsum([len(part) for part in parts])
     index = torch.cat(list(parts)).to(at.y_P.device)
     offset_BC = None
@@ -132,7 +132,7 @@ def chunks(inputs: Inputs, at: Standing, parts: Sequence[Tensor], size: int) -> 
 def of_layers(
     layers: Listening, task: Task, inputs: Inputs, at: Standing, parts: Sequence[Tensor], size: int
 ) -> Moments:
-    """By layer_gradients, ``size`` samples at a time."""
+    """Return the moments by layer_gradients, ``size`` samples at a time."""
     layout, y_P = layers[0].layout, at.y_P
     n_K = torch.tensor([len(part) for part in parts], dtype=torch.float64).to(y_P.device)
     total_KP = y_P.new_zeros(len(parts), layout.num_parameters)
@@ -142,12 +142,12 @@ def of_layers(
         add(Sums(total_KP[here], squares_KL[here]), layout, calls, sizes)
     mean_KP = total_KP / n_K[:, None].to(y_P.dtype)
     spread_KL = (squares_KL - n_K[:, None] * by_layer(mean_KP, layout)).clamp(min=0)
-    return mean_KP, torch.where(n_K[:, None] > 1, spread_KL, 0.0)  # a single sample has none, whatever the rounding
+    return mean_KP, torch.where(n_K[:, None] > 1, spread_KL, 0.0)  # a single sample has no spread, also after rounding
 
 
 def of_samples(model: Model, task: Task, inputs: Inputs, at: Standing, parts: Sequence[Tensor], size: int) -> Moments:
-    """With a gradient of every sample. Chunks are merged as in Chan, Golub and LeVeque (1983): with d the difference
-    of the means of a and b,
+    """Return the moments from the gradient of every sample. Chunks are merged as in Chan, Golub and LeVeque (1983):
+    with d the difference of the means of a and b,
 
         mean = mean_a + d n_b / n,    spread = spread_a + spread_b + d^2 n_a n_b / n,    n = n_a + n_b
     """
@@ -172,19 +172,19 @@ def of_samples(model: Model, task: Task, inputs: Inputs, at: Standing, parts: Se
 
 
 def chunk_bytes(y_P: Tensor) -> int:
-    """What the arrays of one chunk may take."""
+    """Return the bytes that the arrays of one chunk may use."""
     limit = CHUNK_BYTES.get(y_P.device.type, CHUNK_BYTES["cpu"])
     return min(limit, torch.cuda.mem_get_info(y_P.device)[0] // 8) if y_P.is_cuda else limit
 
 
 def by_layer(a_KP: Tensor, layout: Layout) -> Tensor:
-    """Squared norm of each layer's part."""
+    """Return the squared norm of each layer's part."""
     pieces = torch.split(a_KP, [shape.numel() for shape in layout.shapes], dim=1)
     return torch.stack([torch.linalg.vector_norm(piece, dim=1).double().square() for piece in pieces], dim=1)
 
 
 def sample_gradients(model: Model, task: Task) -> Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None], Tensor]:
-    """(y_P, buffers_R, inputs, targets, offset_BC) -> the gradient of every sample's own loss."""
+    """Return a function (y_P, buffers_R, inputs, targets, offset_BC) -> the gradient of every sample's own loss."""
 
     def loss(y_P: Tensor, buffers_R: Tensor, x: Tensor, target: Tensor, offset_C: Tensor | None) -> Tensor:
         logits = model.forward(y_P, buffers_R, x[None], mode="eval")[0].logits_BC
@@ -201,7 +201,7 @@ def sample_gradients(model: Model, task: Task) -> Callable[[Tensor, Tensor, Tens
 
 
 def check(problem: Problem) -> None:
-    """ValueError where a sample has no gradient of its own, or ``torch.vmap`` cannot compute it."""
+    """Raise ValueError if a sample has no gradient of its own, or ``torch.vmap`` cannot compute it."""
     model, index = problem.model, torch.arange(min(2, len(problem.dataset.x)))
     x, target = _inputs(problem)(index)
 
@@ -218,4 +218,4 @@ def check(problem: Problem) -> None:
             f"probe: this model gives no gradients of single samples ({reason}); leave probe empty"
         ) from None
     if not torch.allclose(together, alone, rtol=1e-3, atol=1e-4):
-        raise ValueError("probe: a layer of this model lets samples see each other in mode eval; leave probe empty")
+        raise ValueError("probe: in this model samples of a batch affect each other in eval mode; leave probe empty")

@@ -1,7 +1,7 @@
-"""Where clients that are not in the round keep what is theirs: on the device, in host memory, or in a file.
+"""Store the state of clients that are not in the round: on the device, in host memory, or in a file.
 
-Decided once, by the size of what one client keeps times the number of clients. States are values, so a row is
-written once and never changed in place; when nobody holds it any more its memory is free again.
+The place is chosen once, by the size of one client's state times the number of clients. States are values, so a row
+is written once and never changed in place; its memory is freed when no state uses it any more.
 """
 
 import os
@@ -19,28 +19,28 @@ SHARE_OF_DEVICE, SHARE_OF_HOST = 0.25, 0.5
 
 
 def choose(bytes_in_all: int, device: torch.device) -> Place:
-    """The fastest place that leaves room for everything else."""
+    """Return the fastest place that leaves room for everything else."""
     if device.type == "cuda" and bytes_in_all < room(device):
         return "device"
     return "host" if bytes_in_all < room(torch.device("cpu")) else "file"
 
 
 def room(device: torch.device) -> float:
-    """Bytes of the device's memory that clients who are not in the round may take."""
+    """Return the bytes of the device's memory that the state of clients not in the round may use."""
     if device.type == "cuda":
         return SHARE_OF_DEVICE * torch.cuda.mem_get_info(device)[1]
     return SHARE_OF_HOST * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 class Keeper:
-    """Puts rows away, and brings them back to the device."""
+    """Stores rows, and loads them back to the device."""
 
     def __init__(self, num_clients: int, device: torch.device, *, place: Place | None = None) -> None:
         self.place = place
         self._num_clients, self._device = num_clients, device
 
     def put(self, tree: Any) -> Any:
-        """A copy of its own: a view would keep the whole stack alive."""
+        """Return a copy: a view would keep the whole stack in memory."""
         if self.place is None and num_bytes(tree):
             self.place = choose(num_bytes(tree) * self._num_clients, self._device)
         return tree_map(self._put, tree)
@@ -57,7 +57,7 @@ class Keeper:
 
 
 def _in_a_file(leaf: Tensor) -> Tensor:
-    """A tensor in a mapped file without a name: the disk space goes when the tensor does."""
+    """Return a tensor in an unnamed mapped file; the disk space is freed with the tensor."""
     descriptor, name = tempfile.mkstemp(prefix="fedncv-")
     try:
         os.ftruncate(descriptor, leaf.numel() * leaf.element_size())

@@ -1,18 +1,18 @@
-"""Moments of samples' gradients from what every layer saw, without a gradient of every sample.
+"""Compute moments of samples' gradients from each layer's input and output gradient, without sample gradients.
 
     linear         g_i = d_i a_i^T                     ||g_i||^2 = ||d_i||^2 ||a_i||^2
-    convolution    g_i = sum over places of d_i a_i^T  made for every sample: it is small
+    convolution    g_i = sum over places of d_i a_i^T  computed for every sample: it is small
     BatchNorm      g_i = sum over places of d_i a_i    a_i normalised: in mode "eval" an affine map of each channel
     bias           g_i = sum over places of d_i
 
     sum_u = sum_i g_i,     spread_u = sum_i ||g_i||^2 - ||sum_u||^2 / n_u,  the squares in float64
 
-a_i is what a layer is given for sample i, d_i the gradient of i's loss with respect to what it gives back. One backward
-pass of the summed loss makes all d_i, since in mode "eval" no sample sees another. After Goodfellow, "Efficient
+a_i is a layer's input for sample i, d_i the gradient of i's loss with respect to its output. One backward pass of the
+summed loss gives all d_i, because in mode "eval" samples do not affect each other. After Goodfellow, "Efficient
 per-example gradient computations", 2015, https://arxiv.org/abs/1510.01799.
 
-A model with other layers, with one that is used twice, or with a weight that is used without its layer, is told by a
-trial and left to gradients.sample_gradients.
+A trial step detects models with other layers, with a layer used twice, or with a weight used without its layer. They
+use gradients.sample_gradients.
 
 Shapes: B samples, K clients, P parameters, L layers (the layout's names), Q numbers of one, o outputs, i inputs.
 """
@@ -37,11 +37,11 @@ class Heard(NamedTuple):
     layer: nn.Module
     given: Tensor
     gives: Tensor
-    version: int  # of what it gives: a later change in place would be seen
+    version: int  # of its output, to detect a later change in place
 
 
 class Outer(NamedTuple):
-    """Gradients d_i a_i^T of every sample, which are never made."""
+    """Gradients d_i a_i^T of every sample, which are never computed."""
 
     d_Bo: Tensor
     a_Bi: Tensor
@@ -51,7 +51,7 @@ Each = Tensor | Outer  # the samples' gradients of one parameter, BQ
 
 
 class Sums(NamedTuple):
-    """Of the gradients of some clients' samples, in the order of the layout."""
+    """Sums over the gradients of some clients' samples, in the order of the layout."""
 
     total_KP: Tensor
     squares_KL: Tensor  # sum of squared norms, float64
@@ -64,10 +64,9 @@ _TRIED: WeakKeyDictionary[Model, tuple[Listening, int] | None] = WeakKeyDictiona
 
 
 def layers_of(model: Model, task: Task, example: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Listening, int] | None:
-    """The model listening and its ``sample_bytes``; None where its layers do not tell all.
+    """Return the model with recording layers and its ``sample_bytes``; None if the layers do not suffice.
 
-    It is tried once, at a point like no other: where weights are zero and statistics trivial, as at the start, a
-    mistake may not show.
+    The trial is at a random point: at the start, with zero weights and trivial statistics, a mistake may not show.
     """
     if model not in _TRIED:
         to, random = listening(model), torch.Generator().manual_seed(0)
@@ -83,7 +82,7 @@ def layers_of(model: Model, task: Task, example: Callable[[], tuple[Tensor, Tens
 
 
 def listening(model: Model) -> Listening | None:
-    """The model with its layers noting what they see; None where a weight belongs to another kind of layer."""
+    """Return the model with layers that record their calls; None if a weight belongs to another kind of layer."""
     heard: dict[str, list[Heard]] = {}
     owners = {name.rpartition(".")[0] for name in model.layout.names}
     known = True
@@ -110,7 +109,7 @@ def _fits(layer: nn.Module) -> bool:
 
 def _note(heard: dict[str, list[Heard]], name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
     def note(layer: nn.Module, args: tuple[Tensor, ...], gives: Tensor) -> None:
-        if not gives.requires_grad:  # the first layer: neither inputs nor weights ask for a gradient
+        if not gives.requires_grad:  # the first layer: neither inputs nor weights need a gradient
             gives.requires_grad_()
         given = args[0].detach()
         if isinstance(layer, Norm):
@@ -121,7 +120,7 @@ def _note(heard: dict[str, list[Heard]], name: str) -> Callable[[nn.Module, tupl
 
 
 def understood(to: Listening, task: Task, y_P: Tensor, buffers_R: Tensor, x: Tensor, target: Tensor) -> bool:
-    """A trial with a few samples: every layer is heard once, and the sum is the gradient of the summed loss."""
+    """Test with a few samples that every layer is called once, and that the sum is the gradient of the summed loss."""
     layout = to[0].layout
     found = Sums(y_P.new_zeros(1, len(y_P)), y_P.new_zeros(1, len(layout.names), dtype=torch.float64))
     try:
@@ -137,13 +136,13 @@ def understood(to: Listening, task: Task, y_P: Tensor, buffers_R: Tensor, x: Ten
 
 
 def add(into: Sums, layout: Layout, calls: Calls, sizes: list[int]) -> None:
-    """Adds the sums of the samples' own gradients, which lie client by client, so many of each.
+    """Add the sums of the samples' gradients, which are ordered by client; ``sizes`` are the samples of each.
 
-    Each client has products and sums over its own samples: no work grows with clients times samples, and nothing
+    Products and sums are over each client's own samples, so no work grows with clients times samples, and nothing
     waits for the device.
     """
     named = {f"{name}.{kind}": each for name, call in calls.items() for kind, each in of_layer(*call).items()}
-    each_L = [named[name] for name in layout.names]  # a LookupError where a layer was not heard, or twice
+    each_L = [named[name] for name in layout.names]  # a LookupError if a layer was not called once
     columns_L = torch.split(into.total_KP, [shape.numel() for shape in layout.shapes], dim=1)
     made = [(columns, each) for columns, each in zip(columns_L, each_L, strict=True) if isinstance(each, Tensor)]
     if made:
@@ -166,7 +165,7 @@ def listen(
     target: Tensor,
     offset_BC: Tensor | None,
 ) -> Calls:
-    """Every layer that was heard once, and d of all samples."""
+    """Return every layer that was called once, and d of all samples."""
     model, heard = to
     heard.clear()
     try:
@@ -178,17 +177,17 @@ def listen(
                 raise LookupError("a layer's output was changed in place")
             back = torch.autograd.grad(loss, [call.gives for call in calls.values()])
     finally:
-        heard.clear()  # whatever happened, the model must not hold on to a chunk
+        heard.clear()  # also after an error, the model must not keep a chunk
     return {name: (call, d) for (name, call), d in zip(calls.items(), back, strict=True)}
 
 
 def of_layer(call: Heard, d: Tensor) -> dict[str, Each]:
-    """The samples' gradients of a layer's parameters."""
+    """Return the samples' gradients of a layer's parameters."""
     layer, a = call.layer, call.given
     weight: Each
     if isinstance(layer, nn.Linear):
         if a.dim() != 2:
-            raise LookupError("a linear layer that sees more than one row a sample")
+            raise LookupError("a linear layer with more than one row per sample")
         weight, bias_Bo = Outer(d, a), d
     elif isinstance(layer, nn.Conv2d):
         weight = kernel_gradients(layer, a, d)
@@ -200,10 +199,10 @@ def of_layer(call: Heard, d: Tensor) -> dict[str, Each]:
 
 
 def kernel_gradients(layer: nn.Conv2d, a: Tensor, d: Tensor) -> Tensor:
-    """The samples' gradients of a convolution's kernel: a product for each of the kernel's rows.
+    """Return the samples' gradients of a convolution's kernel: one product per row of the kernel.
 
-    What one row lies on is laid out once, and all rows take their share of it. Whole windows, as `F.unfold` makes them,
-    are ``high`` times as much to copy; `bench/probes.py --ways` times these and other ways.
+    The inputs of one row are copied once, and all rows use parts of the copy. Whole windows, as `F.unfold` makes them,
+    need ``high`` times as much copying; `bench/probes.py --ways` times these and other ways.
     """
     pieces = row_pieces(layer, a).flatten(1, 2)
     (high, wide), down, stride = layer.kernel_size, layer.dilation[0], layer.stride[0]
@@ -217,7 +216,7 @@ def kernel_gradients(layer: nn.Conv2d, a: Tensor, d: Tensor) -> Tensor:
 
 
 def row_pieces(layer: nn.Conv2d, a: Tensor) -> Tensor:
-    """What a row of the kernel lies on at each place, a view: [B, channels, wide, rows of a, places in a row]."""
+    """Return a view of the inputs of one kernel row at each place: [B, channels, wide, rows of a, places in a row]."""
     wide, right, padding = layer.kernel_size[1], layer.dilation[1], layer.padding
     assert not isinstance(padding, str)
     if any(padding):
@@ -226,7 +225,7 @@ def row_pieces(layer: nn.Conv2d, a: Tensor) -> Tensor:
 
 
 def add_products(into_Koi: Tensor, each: Outer, sizes: list[int]) -> None:
-    """Adds d^T a of every client's samples."""
+    """Add d^T a of every client's samples."""
     for into_oi, d, a in zip(into_Koi, torch.split(each.d_Bo, sizes), torch.split(each.a_Bi, sizes), strict=True):
         into_oi.addmm_(d.T, a)
 
@@ -236,7 +235,7 @@ def sum_by_client(a_BQ: Tensor, sizes: list[int]) -> Tensor:
 
 
 def squares(each: Each) -> Tensor:
-    """Squared norm of every sample's gradient, float64."""
+    """Return the squared norm of every sample's gradient, float64."""
     if isinstance(each, Outer):
         return squares(each.d_Bo) * squares(each.a_Bi)
     norm_B: Tensor = torch.linalg.vector_norm(each, dim=1)
@@ -244,7 +243,7 @@ def squares(each: Each) -> Tensor:
 
 
 def sample_bytes(to: Listening, y_P: Tensor, buffers_R: Tensor, x: Tensor) -> int:
-    """What a sample takes in the largest array while its layers are heard, or a quarter of all if that is more."""
+    """Return a sample's bytes in the largest array while layers record, or a quarter of all arrays if that is more."""
     model, heard = to
     model.forward(y_P, buffers_R, x, mode="eval")
     kept, largest = 0, 0

@@ -1,6 +1,6 @@
-"""Loops of a server that trains (``ServerAsk.loop``), in fixed memory: on a GPU one step is a CUDA graph, replayed.
+"""Run the loops of a server that trains (``ServerAsk.loop``) in fixed memory: on a GPU each step replays a CUDA graph.
 
-Launched from the host one operation at a time, the small steps of a server take longer than all clients together.
+If the host launched each operation, the small steps of a server would take longer than all clients together.
 """
 
 from typing import Any, NamedTuple
@@ -14,23 +14,23 @@ from fedncv.flat import Model
 from fedncv.methods.base import ServerAsk, Step, Stepped
 from fedncv.tree import leaves, tree_map
 
-MOST = 16  # loops that are held recorded; the number of replies changes their form
+MOST = 16  # recorded loops to keep; each number of replies has its own form
 
 
 class Memory(NamedTuple):
-    """What a recorded step reads and writes."""
+    """The memory that a recorded step reads and writes."""
 
     state: Any
     rows: Any
     given: Any
-    number: Tensor  # of the row whose turn it is
+    number: Tensor  # of the current row
 
 
 class Loops:
     """The loops of all runs of an engine. A step is recorded once for each form of its arguments."""
 
     def __init__(self, model: Model) -> None:
-        self._model = model  # of any of the runs: they differ in their first parameters only
+        self._model = model  # of any of the runs: they differ only in their initial parameters
         self._recorded: dict[Any, tuple[Memory, torch.cuda.CUDAGraph | None]] = {}
 
     def __call__(self, step: Step, state: Any, rows: Any, given: Any) -> Any:
@@ -58,7 +58,7 @@ class Loops:
         stream = torch.cuda.Stream(number.device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(number.device))
         with torch.cuda.stream(stream):
-            self._one_step(step, memory)  # a trial: what is compiled or allocated at the first call is then there
+            self._one_step(step, memory)  # a trial, so that everything is compiled and allocated
         torch.cuda.current_stream(number.device).wait_stream(stream)
         number.zero_()
         graph = torch.cuda.CUDAGraph()
@@ -95,5 +95,5 @@ def _form(tree: Any) -> tuple[Any, ...]:
 
 
 def _numbers(tree: Any) -> tuple[Any, ...]:
-    """What a recorded step reads and nobody can change any more."""
+    """Return the Python numbers of a tree, which are constants of a recorded step."""
     return tuple(leaf for _, leaf in leaves(tree) if not isinstance(leaf, Tensor))

@@ -1,8 +1,8 @@
-"""Models that take padded batches: what a sample of weight 0 holds changes nothing.
+"""Make models accept padded batches: samples of weight 0 have no effect.
 
-A stacked step gives every client a batch of one shape, so a last, smaller batch is filled up with samples
-of weight 0. Most layers look at one sample at a time and need nothing. BatchNorm looks across them; here it
-counts the samples of weight 1 only, and gives what torch's own gives for the smaller batch:
+In a stacked step all clients' batches have one shape, so a smaller last batch is padded with samples of weight 0.
+Most layers treat each sample separately and need no change. BatchNorm uses all samples of a batch; here it counts
+only those of weight 1, and gives the result of torch's own for the smaller batch:
 
     mean = sum_b w_b x_b / n,   var = sum_b w_b (x_b - mean)^2 / n,   n = sum_b w_b * positions
     running <- (1 - momentum) running + momentum * (mean, var n / (n - 1))
@@ -20,7 +20,7 @@ REPLACED = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 class MaskedBatchNorm(Weighted):
-    """BatchNorm over the samples of weight 1, under the parameter and buffer names of torch's own."""
+    """BatchNorm over the samples of weight 1, with the parameter and buffer names of torch's own."""
 
     running_mean: Tensor | None
     running_var: Tensor | None
@@ -62,9 +62,9 @@ class MaskedBatchNorm(Weighted):
 
 
 def masked(model: Model, *, first: Callable[[nn.Module], None] | None = None) -> Model:
-    """The model with BatchNorm that knows padding; everything else, names and numbers, stays.
+    """Return the model with a BatchNorm that ignores padding; all other names and numbers stay.
 
-    ``first`` may replace parts of the module before.
+    ``first`` may replace parts of the module first.
     """
 
     def change(module: nn.Module) -> None:
@@ -79,7 +79,7 @@ def masked(model: Model, *, first: Callable[[nn.Module], None] | None = None) ->
 
 
 def padding_changes(plain: Model, model: Model, example: Tensor) -> bool:
-    """Whether a sample of weight 0 in the batch moves the others' logits or the running statistics."""
+    """Return whether a sample of weight 0 changes the others' logits or the running statistics."""
     if len(example) < plain.smallest_batch:
         return False
     key = key_for(0, "trial").to(example.device)

@@ -1,4 +1,4 @@
-"""The batches of many clients at once, as index tables: the very batches that ``local.plan`` makes one by one.
+"""Make the batches of many clients at once, as index tables: the same batches as ``local.plan`` for one client.
 
 Everything is integer arithmetic on the keyed generator, so a GPU builds the same tables as a CPU.
 
@@ -19,11 +19,11 @@ from fedncv.methods.base import Method
 
 Ints = NDArray[np.int64]
 CHUNK = 1 << 24  # random numbers sorted at a time
-LAST = (1 << 63) - 1  # sorts behind every random number
+LAST = (1 << 63) - 1  # sorts after every random number
 
 
 def keys_for(seeds: list[int], purpose: str, round: int, ids: Ints) -> Key:
-    """(K, 2): ``keys.key_for`` of each (seed, client)."""
+    """Return (K, 2): ``keys.key_for`` of each (seed, client)."""
     seed_K2 = torch.tensor([[seed & WORD, (seed >> 32) & WORD] for seed in seeds])
     client_K = torch.from_numpy(ids)
     word_K = torch.zeros_like(client_K)
@@ -32,9 +32,9 @@ def keys_for(seeds: list[int], purpose: str, round: int, ids: Ints) -> Key:
 
 
 def permutations(key: Key, sizes: Tensor, longest: int) -> Tensor:
-    """``keys.permutation`` of 0..n-1 for each key and its own n; what follows the n-th place is of no meaning.
+    """Return ``keys.permutation`` of 0..n-1 for each key and its own n; values after the n-th are meaningless.
 
-    Padding gets the largest number, so the first n numbers keep the order they have without it.
+    Padding gets the largest number, so the first n values have the same order as without padding.
     """
     c0, c1, _, _ = bits(key, longest)
     real = torch.arange(longest, device=key.device) < sizes[..., None]
@@ -42,15 +42,15 @@ def permutations(key: Key, sizes: Tensor, longest: int) -> Tensor:
 
 
 class Counts(NamedTuple):
-    """How much each client does, known on the host before anything runs."""
+    """The work of each client, known on the host before anything runs."""
 
-    batches_K: Ints  # of an epoch, as drawn
-    used_K: Ints  # without a last one that is smaller than the model can take
-    steps_KF: Ints  # in each phase, after a straggler's cut
+    batches_K: Ints  # per epoch, as drawn
+    used_K: Ints  # without a last one that is too small for the model
+    steps_KF: Ints  # in each phase; a straggler has fewer
     samples_KF: Ints
 
     def trained_KF(self, method: Method, epochs: int) -> Ints:
-        """Steps of the phases that train; a pass over the data is no step."""
+        """Return the steps of the phases that train; a pass over the data is not a step."""
         trains = np.array([bool(phase.trains) for phase in method.phases(epochs)])
         trained_KF: Ints = self.steps_KF * trains
         return trained_KF
@@ -59,7 +59,7 @@ class Counts(NamedTuple):
 def count(
     method: Method, n_K: Ints, shares: list[float], *, epochs: int, batch_size: int, smallest: int, keys: Key
 ) -> Counts:
-    """``keys`` are the clients' batch keys: which steps a straggler reaches decides how many samples it used."""
+    """Count the work; the clients' batch ``keys`` tell which steps, and so how many samples, a straggler reaches."""
     batches_K = -(-n_K // batch_size)
     last_K = n_K - (batches_K - 1) * batch_size
     used_K = batches_K - (last_K < smallest)
@@ -68,7 +68,7 @@ def count(
     done_K = np.array([math.ceil(s * k) for s, k in zip(shares, whole_KF.sum(1).tolist(), strict=True)], dtype=np.int64)
     before_KF = np.cumsum(whole_KF, axis=1) - whole_KF
     steps_KF = np.clip(done_K[:, None] - before_KF, 0, whole_KF)
-    # every step has a full batch but those on the client's last one, which comes once an epoch
+    # every step has a full batch, except one per epoch on the client's last batch
     short_K = np.where(last_K >= smallest, batch_size - last_K, 0)
     passes_KF = steps_KF // np.maximum(used_K, 1)[:, None]
     if method.same_batches:
@@ -84,17 +84,17 @@ def count(
 
 
 class Orders(NamedTuple):
-    """The samples and batches of every epoch, in the order they come."""
+    """The samples and batches of every epoch, in order."""
 
     order_KEn: Tensor  # positions among the client's training samples
-    numbers_KEb: Tensor | None  # which batch comes when, where batches keep their samples
+    numbers_KEb: Tensor | None  # the order of batches, if batches keep their samples
     n_K: Tensor
     used_K: Tensor
     step_keys_K2: Key
 
 
 def draw(method: Method, counts: Counts, n_K: Ints, *, epochs: int, keys: Key, step_keys: Key) -> Orders:
-    """On the device of ``keys``, in pieces that bound the memory."""
+    """Draw the orders on the device of ``keys``, in pieces that bound the memory."""
     device = keys.device
     total = sum(phase.epochs for phase in method.phases(epochs))
     sizes_K, used_K = (torch.from_numpy(a).to(device) for a in (n_K, counts.used_K))
@@ -106,7 +106,7 @@ def draw(method: Method, counts: Counts, n_K: Ints, *, epochs: int, keys: Key, s
         for k, n in zip(torch.split(keys, piece), torch.split(sizes_K, piece), strict=True)
     ]
     numbers = None
-    if method.same_batches:  # the batch that is left out sorts behind the others: it was the client's last
+    if method.same_batches:  # the batch that is left out, the client's last, sorts after the others
         later_E = torch.arange(total, 2 * total, device=device)
         most = int(counts.batches_K.max())
         numbers = permutations(fold(keys[:, None], later_E), used_K[:, None].expand(-1, total), most)
@@ -114,7 +114,7 @@ def draw(method: Method, counts: Counts, n_K: Ints, *, epochs: int, keys: Key, s
 
 
 class Plan(NamedTuple):
-    """Batches of K clients; ``who`` is the part of them that has a step to make."""
+    """Batches of K clients; ``who`` are the clients with at least one step."""
 
     rows: Ints
     shares: list[float]
@@ -125,7 +125,7 @@ class Plan(NamedTuple):
 
 
 class Table(NamedTuple):
-    """The steps of one phase. Where a client is done its entries are valid samples; nobody reads what comes of them."""
+    """The steps of one phase. After a client's last step its entries are valid samples whose results are not used."""
 
     index_TBK: Tensor  # positions among the client's training samples
     weight_TBK: Tensor
@@ -145,7 +145,7 @@ def table(
     batch_size: int,
     dtype: torch.dtype,
 ) -> Table:
-    """The steps of ``phase`` of the clients ``rows``, in that order; ``batch`` places for at most ``batch_size``."""
+    """Return the steps of ``phase`` of the clients ``rows``, in that order, with ``batch`` places per batch."""
     device = orders.n_K.device
     epochs_F = [each.epochs for each in method.phases(epochs)]
     steps = counts.steps_KF[rows, phase]

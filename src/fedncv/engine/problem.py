@@ -1,4 +1,4 @@
-"""A problem: everything about a run that does not change. The state: what does. What a client begins a round with."""
+"""Problem: the constant part of a run. State: the changing part. Arrival: what a client starts a round with."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ from fedncv.spec import parse
 from fedncv.tasks import Task, find_task
 from fedncv.tree import num_bytes, row
 
-MESSAGE_BYTES = 1 << 28  # of messages of a model's size, made at a time where all clients are asked
+MESSAGE_BYTES = 1 << 28  # of messages of a model's size to make at a time, if all clients are asked
 
 
 class Problem(NamedTuple):
@@ -33,13 +33,13 @@ class Problem(NamedTuple):
     task: Task
     method: Method
     federation: Federation
-    rates_N: sampling.Probabilities  # reachability of each client, where sampling asks for it
+    rates_N: sampling.Probabilities  # reachability of each client, if sampling needs it
     inclusion_N: sampling.Probabilities  # probability of being drawn for a round
-    stream: Stream | None = None  # where clients receive their samples while the federation trains
-    plain: Model | None = None  # the model with torch's layers, where ``model`` has compiled ones
+    stream: Stream | None = None  # if clients receive samples during training
+    plain: Model | None = None  # the model with torch's layers, if ``model`` has compiled ones
 
     def at(self, round: int) -> "Problem":
-        """The problem as it stands in a round: with a stream, clients hold what has arrived by then."""
+        """Return the problem of a round: with a stream, clients hold the samples that have arrived by then."""
         if self.stream is None:
             return self
         clients = self.clients._replace(train=self.stream.visible(round))
@@ -53,7 +53,7 @@ class Problem(NamedTuple):
 
     @property
     def buffer_rule(self) -> str | BufferRule:
-        """The method's, where it insists on one; otherwise the study's."""
+        """The method's rule if it requires one; otherwise the study's."""
         rule = self.method.buffers
         insists = not rule.shared if isinstance(rule, BufferRule) else rule == "personal"
         return rule if insists or self.config.buffers == "averaged" else self.config.buffers
@@ -69,7 +69,7 @@ class Problem(NamedTuple):
 
     @property
     def in_use(self) -> "Problem":
-        """The same with clients that are sent the model they are to use, where the method has two."""
+        """The same problem, with messages for inference, if that model differs from the training one."""
         method = self.method
         return self._replace(method=method._replace(broadcast=method.hand_out)) if method.hand_out else self
 
@@ -98,7 +98,7 @@ class Problem(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What stays with a client between rounds."""
+    """A client's state between rounds."""
 
     own: Any
     buffers_R: Tensor  # empty unless running statistics are personal
@@ -109,25 +109,25 @@ class Totals(NamedTuple):
 
     samples: int = 0  # samples that went through local training
     gradients: int = 0  # sample gradients evaluated for it
-    forwards: int = 0  # samples passed forward only, beside those
+    forwards: int = 0  # further samples passed forward only
     bytes_down: int = 0
     bytes_up: int = 0
 
 
 class DivergedError(ArithmeticError):
-    """A number left the finite ones: a client's update, the server's model or a score."""
+    """A number is not finite: in a client's update, the server's model or a score."""
 
 
 class State(NamedTuple):
     round: int  # rounds finished
     server: Any
-    buffers: Any  # running statistics at the server: a vector, or what the method's rule keeps
-    kept: AnyRows  # a Kept of each of the clients that have taken part; all others are as `init_own` makes them
+    buffers: Any  # running statistics at the server: a vector, or the state of the method's rule
+    kept: AnyRows  # a Kept for each client that has taken part; the others have the result of `init_own`
     totals: Totals = Totals()
 
 
 Settled = tuple[State, dict[str, Any]] | DivergedError
-"""What a round leaves of a run: its state and the row of metrics, or why there is none."""
+"""The result of a round: the state and the row of metrics, or the error."""
 
 
 def build(
@@ -139,7 +139,7 @@ def build(
     method: Method | None = None,
     task: Task | None = None,
 ) -> Problem:
-    """The problem that ``config`` names; objects given stand in for the names."""
+    """Build the problem of ``config``; given objects replace the named ones."""
     given = {"data": data, "model": model, "method": method, "task": task}
     check(config, custom=tuple(name for name, value in given.items() if value is not None))
     device = find_device(config.device)
@@ -189,7 +189,7 @@ def build(
 
 
 def _try_loss(name: str, task: Task, model: Model, example: Tensor, targets: Tensor) -> None:
-    """ValueError where the task cannot compare what the model says with what the dataset holds."""
+    """Raise ValueError if the task's loss does not accept the model's outputs and the dataset's targets."""
     outputs = model.forward(model.start_P, model.start_R, example, mode="eval")[0].logits_BC
     try:
         task.loss(outputs, targets)
@@ -211,13 +211,13 @@ def _inclusion(
 
 
 def find_device(name: str) -> torch.device:
-    """``cpu``, ``cuda`` or ``cuda:3``; ValueError where there is no such GPU."""
+    """Return the device ``cpu``, ``cuda`` or ``cuda:3``; raise ValueError if there is no such GPU."""
     device = torch.device(name)
     if device.type == "cpu":
         return device
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not count:
-        raise ValueError(f"device is {name!r}, but torch sees no GPU here; use cpu, or go where there is one")
+        raise ValueError(f"device is {name!r}, but torch sees no GPU; use device cpu, or run on a machine with a GPU")
     if (device.index or 0) >= count:
         there = "cuda:0" if count == 1 else f"cuda:0 to cuda:{count - 1}"
         raise ValueError(f"device is {name!r}, but torch sees {count} GPU{'s' * (count > 1)} here; use {there}")
@@ -225,7 +225,7 @@ def find_device(name: str) -> torch.device:
 
 
 def start(problem: Problem, *, runs: int = 1) -> State:
-    """The state before the first round, of one of so many runs that share the memory."""
+    """Return the state before the first round; ``runs`` runs share the memory."""
     problem = problem.at(0)
     rule, model = problem.buffer_rule, problem.model
     buffers = rule.init(model.start_R, problem.federation) if isinstance(rule, BufferRule) else model.start_R
@@ -239,7 +239,7 @@ def start(problem: Problem, *, runs: int = 1) -> State:
 
 
 def keeps(problem: Problem, state: State, u: int) -> Kept:
-    """What client u keeps, made now if it never took part."""
+    """Return client u's state, made by `init_own` if it never took part."""
     if u in state.kept:
         kept: Kept = state.kept[u]
         return kept
@@ -250,7 +250,7 @@ def keeps(problem: Problem, state: State, u: int) -> Kept:
 
 
 class Arrival(NamedTuple):
-    """What client u begins a round with."""
+    """The message, running statistics and own state with which client u starts a round."""
 
     client: int
     down: Any
@@ -259,7 +259,7 @@ class Arrival(NamedTuple):
 
 
 def arrivals(problem: Problem, state: State, ids: sampling.Ids) -> Iterator[Arrival]:
-    """The server's messages to these clients, each beside what the client has kept."""
+    """Yield the server's message to each of these clients, with the client's own state."""
     at_once = max(1, MESSAGE_BYTES // num_bytes(problem.model.start_P))
     for k in range(0, len(ids), at_once):
         some = ids[k : k + at_once]
@@ -270,7 +270,7 @@ def arrivals(problem: Problem, state: State, ids: sampling.Ids) -> Iterator[Arri
 
 
 def messages(problem: Problem, state: State, ids: sampling.Ids) -> tuple[Any, Tensor]:
-    """What the server sends to these clients, stacked: the method's message and the running statistics."""
+    """Return the server's messages to these clients, stacked: the method's message and the running statistics."""
     ids_S = torch.from_numpy(ids).to(problem.model.start_P.device)
     down_S = problem.method.broadcast(state.server, ids_S)
     rule = problem.buffer_rule

@@ -1,7 +1,6 @@
-"""What stays on the device for a whole study: samples once, whoever holds them, and a table of all clients.
+"""Data that stay on the device for a whole study: all samples once, and a table of all clients.
 
-J runs of N clients each share the samples; a client is known by (run j, client u), in row
-j N + u of the tables.
+J runs of N clients each share the samples. Client u of run j has row j N + u of the tables.
 """
 
 import copy
@@ -16,11 +15,11 @@ from fedncv.engine.problem import Problem
 from fedncv.methods.base import Client
 
 Ints = NDArray[np.int64]
-SHARE_FOR_INPUTS = 0.1  # of the device's free memory that scaled inputs may take; beyond it they are scaled per batch
+SHARE_FOR_INPUTS = 0.1  # of the device's free memory for scaled inputs; if they need more, they are scaled per batch
 
 
 class Parts:
-    """The sample numbers of many clients, end to end."""
+    """The sample numbers of many clients, one client after another."""
 
     def __init__(self, parts: list[Ints], device: torch.device) -> None:
         self.sizes = np.array([len(part) for part in parts], dtype=np.int64)
@@ -28,13 +27,13 @@ class Parts:
         self._flat = torch.from_numpy(np.concatenate(parts)).to(device)
 
     def only(self, rows: Ints) -> "Parts":
-        """Some of the clients; the sample numbers stay where they are."""
+        """Return some of the clients, without copying sample numbers."""
         other = copy.copy(self)
         other.sizes, other._starts = self.sizes[rows], self._starts[rows]
         return other
 
     def samples(self, place: Tensor, rows: Ints) -> Tensor:
-        """Sample numbers of the places (…, K) among the samples of the clients ``rows`` (K)."""
+        """Return the sample numbers at the places (…, K) of the clients ``rows`` (K)."""
         return self._flat[place + torch.from_numpy(self._starts[rows]).to(self._flat.device)]
 
 
@@ -57,7 +56,7 @@ class Resident:
     def _scaled_inputs(self) -> Tensor | None:
         x = self.dataset.x
         if not (x.is_floating_point() or x.dtype == torch.uint8):
-            return x.to(self.device)  # tokens are taken as they are
+            return x.to(self.device)  # tokens are not scaled
         if self.device.type == "cuda":
             free = torch.cuda.mem_get_info(self.device)[0]
             if x.numel() * self._sizes.element_size() > SHARE_FOR_INPUTS * free:
@@ -66,7 +65,7 @@ class Resident:
         return torch.cat([self.dataset.inputs(piece, self.dtype) for piece in pieces])
 
     def inputs(self, index: Tensor) -> Tensor:
-        """The scaled inputs at an index of any shape."""
+        """Return the scaled inputs at an index of any shape."""
         flat = index.reshape(-1)
         x = self.dataset.inputs(flat, self.dtype) if self._x is None else self._x.index_select(0, flat)
         return x.view(*index.shape, *x.shape[1:])
@@ -76,7 +75,7 @@ class Resident:
         return y.view(*index.shape, *y.shape[1:])
 
     def only(self, runs: Sequence[int]) -> "Resident":
-        """The clients of some of the runs, and the same samples in the same memory."""
+        """Return the clients of some of the runs, and the same samples in the same memory."""
         rows = (np.array(runs)[:, None] * self.num_clients + np.arange(self.num_clients)).reshape(-1)
         other = copy.copy(self)
         other.train, other.test = self.train.only(rows), self.test.only(rows)
@@ -85,14 +84,14 @@ class Resident:
         return other
 
     def clients(self, rows: Ints) -> Client:
-        """What these clients know of themselves, stacked."""
+        """Return what these clients know about themselves, stacked."""
         row_K = torch.from_numpy(rows).to(self.device)
         sizes_K = self._sizes[row_K]
         return Client(row_K % self.num_clients, sizes_K, sizes_K.clamp(max=self._batch_size), self._counts[row_K])
 
 
 def _label_counts(problems: Sequence[Problem]) -> Tensor:
-    """(J N, C) training samples of each class; zeros where labels are not classes."""
+    """Return (J N, C) training samples of each class; zeros if labels are not classes."""
     first = problems[0]
     labels, num_classes = first.dataset.y, first.dataset.num_classes
     rows = len(problems) * first.federation.num_clients

@@ -1,6 +1,6 @@
-"""Who takes part in a round, and with which probability: what the estimators divide by.
+"""Sample the clients of a round, with the inclusion probabilities that the estimators divide by.
 
-Every scheme draws without replacement and knows its first-order inclusion probabilities exactly:
+Every scheme draws without replacement and has exact first-order inclusion probabilities:
 
     uniform     pi_u = m / N
     weighted    pi_u = min(1, t n_u), t such that they sum to m          (systematic sampling)
@@ -24,7 +24,7 @@ def draw_uniform(rng: np.random.Generator, num_clients: int, m: int) -> Ids:
 
 
 def weighted_inclusion(sizes: NDArray[np.float64], m: int) -> Probabilities:
-    """min(1, t n_u): clients too large for their share are certain, and the rest share what remains."""
+    """Return min(1, t n_u): the largest clients are always drawn, and the others share the remaining probability."""
     certain = np.zeros(len(sizes), dtype=bool)
     while True:
         rest = sizes * ~certain
@@ -36,16 +36,16 @@ def weighted_inclusion(sizes: NDArray[np.float64], m: int) -> Probabilities:
 
 
 def draw_systematic(rng: np.random.Generator, inclusion: Probabilities) -> Ids:
-    """A fixed-size draw with exactly these inclusion probabilities (which sum to a whole number).
+    """Return a fixed-size draw with exactly these inclusion probabilities (which sum to a whole number).
 
-    Clients in random order lie on a line, each as long as its probability; marks at v, v + 1, v + 2, …
+    Clients in random order are put on a line, each as long as its probability; marks at v, v + 1, v + 2, … draw them.
     """
     order = rng.permutation(len(inclusion))
     return np.sort(order[systematic(inclusion[order], rng.random())])
 
 
 def systematic(inclusion: Probabilities, v: float) -> Ids:
-    """The places on the line that the marks v, v + 1, … hit."""
+    """Return the places on the line that the marks v, v + 1, … hit."""
     ends = np.cumsum(inclusion)
     ends[-1] = round(ends[-1])  # the lengths sum to m; rounding must not lose the last mark
     hits = np.ceil(ends - v) - np.ceil(np.concatenate([[0.0], ends[:-1]]) - v)
@@ -53,10 +53,10 @@ def systematic(inclusion: Probabilities, v: float) -> Ids:
 
 
 def available_inclusion(rates: Probabilities, m: int) -> Probabilities:
-    """a_u E[min(1, m / (1 + K_u))], with the exact distribution of K_u (a Poisson binomial, by a Fourier sum).
+    """Return a_u E[min(1, m / (1 + K_u))], with the exact distribution of K_u (a Poisson binomial, by a Fourier sum).
 
-    The characteristic function of "everybody but u" is a product over the others; a product of what stands
-    before u and what stands after avoids the division that would fail where a factor is zero.
+    The characteristic function of all clients except u is a product over the others. It is computed from the products
+    before and after u, because a division would fail if a factor is zero.
     """
     n = len(rates)
     share = np.minimum(1.0, m / np.arange(1, n + 1))  # by the number of others reachable, 0..n-1

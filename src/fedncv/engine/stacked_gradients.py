@@ -1,7 +1,7 @@
-"""Gradients of all clients' samples on the device: what ``gradients`` computes one client at a time.
+"""Compute the gradients of all clients' samples on the device, like ``gradients`` for one client at a time.
 
-Where all clients of a run begin at one model, their samples go through it together, whoever holds them; where
-each has a model of its own (a personal head, personal statistics), it is one client after the other.
+If all clients of a run start from one model, all samples go through it together. If clients have their own models (a
+personal head, personal statistics), they are measured one after the other.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,11 +15,11 @@ from fedncv.engine.orders import Ints
 from fedncv.engine.problem import State
 from fedncv.engine.stacked import StackedEngine
 
-GROUP = 512  # clients whose models are held at a time
+GROUP = 512  # clients whose models are in memory at a time
 
 
 def gradients(engine: StackedEngine, states: Sequence[State]) -> Iterator[Gradients]:
-    """``gradients.of_run`` of every run, one after the other: each has N x P numbers."""
+    """Yield ``gradients.of_run`` of every run, one after the other, because each has N x P numbers."""
     return (_of_run(engine, states, j) for j in range(len(states)))
 
 

@@ -4,8 +4,8 @@
     d_u  = (1 − w_u)(a_u − a_{∖u}) = a_u − ā,      Σ_u w_u d_u = 0      the centred unit
     ĝ    = β h̄ + Σ_{u∈S} ω_u (Δ_u − β h_u)                             the server's estimate
 
-E[z] = E[g] for every α that does not depend on the draw, provided E[c] is the mean under that very
-draw and c was known before it. Derivations: docs/theory.md.
+E[z] = E[g] for every α that does not depend on the draw, if E[c] is the mean under the same draw and c was
+known before it. Derivations: docs/theory.md.
 
 Shapes: U = units, N = all clients, S = clients drawn, P = parameters.
 """
@@ -16,7 +16,7 @@ from fedncv.estimators.units import check_same_shape, check_sizes, check_weights
 
 
 def controlled(g_P: Tensor, c_P: Tensor, mean_c_P: Tensor, *, alpha: float | Tensor) -> Tensor:
-    """z = g − α (c − E[c]); 0 leaves g as it is. Chen et al., eq. (CV).
+    """z = g − α (c − E[c]); α = 0 gives g. Chen et al., eq. (CV).
 
     ``mean_c_P`` is E[c] under the draw that picked c. Nothing is estimated here.
     """
@@ -36,7 +36,7 @@ def centred(a_UP: Tensor, w_U: Tensor) -> Tensor:
 
 
 def horvitz_thompson_weights(p_S: Tensor, inclusion_S: Tensor) -> Tensor:
-    """ω_u = p_u / P(u ∈ S); uniform draws of m from N have inclusion m/N for everyone.
+    """ω_u = p_u / P(u ∈ S); uniform draws of m from N have inclusion m/N for every client.
 
     Σ_S ω_u a_u then has mean Σ_u p_u a_u exactly, for any sizes; the weights of one draw need not sum to
     one. p is normalised over **all** clients. p_u = 0 gives 0.
@@ -44,15 +44,15 @@ def horvitz_thompson_weights(p_S: Tensor, inclusion_S: Tensor) -> Tensor:
     check_same_shape(p_S, inclusion_S)
     check_sizes(p_S, p_S)
     if readable(inclusion_S) and bool(((inclusion_S <= 0) | (inclusion_S > 1)).any()):
-        raise ValueError(f"inclusion probabilities must lie in (0, 1], got {inclusion_S.tolist()}")
+        raise ValueError(f"inclusion probabilities must be in (0, 1], got {inclusion_S.tolist()}")
     return p_S / inclusion_S
 
 
 def self_normalised_weights(p_S: Tensor) -> Tensor:
     """ω_u = p_u / Σ_{v∈S} p_v: FedAvg's weights.
 
-    A ratio estimator: biased where sizes differ (equal sizes make it Horvitz–Thompson's), usually with a
-    smaller mean squared error. Sizes in place of p give the same. All zero gives zero.
+    A ratio estimator: biased if sizes differ (with equal sizes it is Horvitz–Thompson's), usually with a smaller
+    mean squared error. Sizes instead of p give the same result. All zero gives zero.
     """
     check_sizes(p_S, p_S)
     return ratio(p_S, p_S.sum())
@@ -63,10 +63,10 @@ def server_estimate(
 ) -> Tensor:
     """ĝ = β h̄ + Σ_{u∈S} ω_u (Δ_u − β h_u).
 
-    h_u: what the server remembered of client u **before** this round (0 if never seen); ``mean_h_P`` is
+    h_u: the server's memory of client u **before** this round (0 if never seen); ``mean_h_P`` is
     h̄ = Σ_v p_v h_v over all clients, drawn or not. With Horvitz–Thompson ω it is unbiased for
     Σ_u p_u Δ_u at every β fixed before the draw. β = 0 is FedAvg; β = 1 with equal sizes is FedVARP;
-    h = Δ with β = 1 has no variance at all. Returned in Δ's dtype, whatever the precision of h̄.
+    h = Δ with β = 1 has zero variance. The result has Δ's dtype, whatever the precision of h̄.
     """
     check_same_shape(delta_SP, h_SP)
     check_same_shape(delta_SP[0], mean_h_P)

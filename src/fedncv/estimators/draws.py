@@ -1,4 +1,4 @@
-"""Covariances over a draw of clients, in closed form: no draw is made, none is enumerated.
+"""Covariances over a draw of clients, in closed form, without making or enumerating draws.
 
     uniform m of N    Cov(mean_S a, mean_S b) = (1 − m/N)/m · Σ_u ⟨a_u − ā, b_u − b̄⟩ / (N − 1)
     any design        Cov(Σ_S a_u/π_u, Σ_S b_u/π_u) = Σ_{u,v} (π_uv / (π_u π_v) − 1) ⟨a_u, b_v⟩
@@ -19,26 +19,26 @@ from fedncv.estimators.units import check_same_shape
 
 
 def uniform_covariance(a_NP: Tensor, b_NP: Tensor, *, num_drawn: int) -> Tensor:
-    """Covariance of the means of a and b over ``num_drawn`` of the N units, drawn uniformly.
+    """Return the covariance of the means of a and b over ``num_drawn`` of the N units, drawn uniformly.
 
     For Horvitz–Thompson sums of p_u Δ_u pass a_u = N p_u Δ_u. All N drawn (or N = 1) gives 0.
     """
     check_same_shape(a_NP, b_NP)
     num_units = len(a_NP)
     if not 1 <= num_drawn <= num_units:
-        raise ValueError(f"num_drawn must lie in 1..{num_units}, got {num_drawn}")
+        raise ValueError(f"num_drawn must be in 1..{num_units}, got {num_drawn}")
     products = ((a_NP - a_NP.mean(dim=0)) * (b_NP - b_NP.mean(dim=0))).sum()
     return products * (1 - num_drawn / num_units) / (num_drawn * max(num_units - 1, 1))
 
 
 def design_covariance(a_NP: Tensor, b_NP: Tensor, joint_NN: Tensor) -> Tensor:
-    """Covariance of the Horvitz–Thompson totals Σ_S a_u/π_u and Σ_S b_u/π_u under any design.
+    """Return the covariance of the Horvitz–Thompson totals Σ_S a_u/π_u and Σ_S b_u/π_u under any design.
 
     ``joint_NN`` holds π_uv, with π_u on the diagonal.
     """
     check_same_shape(a_NP, b_NP)
     if joint_NN.shape != (len(a_NP), len(a_NP)):
-        raise ValueError(f"{len(a_NP)} units need a square of π_uv, got shape {tuple(joint_NN.shape)}")
+        raise ValueError(f"{len(a_NP)} units need a square matrix of π_uv, got shape {tuple(joint_NN.shape)}")
     inclusion_N = joint_NN.diagonal()
     excess_NN = joint_NN / torch.outer(inclusion_N, inclusion_N) - 1
     return (excess_NN * (a_NP.flatten(1) @ b_NP.flatten(1).T)).sum()

@@ -38,7 +38,7 @@ def raw_gradient(delta_P: Tensor, e_P: Tensor, *, lr: float | Tensor, steps: int
     """c_u⁺ = Δ_u / (η K_u) + e_u, with Δ_u = x − y the pseudo-gradient of K_u corrected steps.
 
     Δ_u already contains the correction; adding e_u back gives the mean gradient of the client's own loss
-    along its path. A client that did no step has no gradient (this gives e_u): keep its c_u.
+    along its path. A client without any step has no gradient (this gives e_u): keep its c_u.
     """
     check_same_shape(delta_P, e_P)
     path_length = torch.as_tensor(lr * steps, dtype=delta_P.dtype, device=delta_P.device)
@@ -48,9 +48,9 @@ def raw_gradient(delta_P: Tensor, e_P: Tensor, *, lr: float | Tensor, steps: int
 def learned_alpha(c_new_SP: Tensor, c_old_SP: Tensor, mean_c_P: Tensor, seen_S: Tensor) -> Tensor:
     """α_u* = ⟨c_u⁺ − c̄, c_u − c̄⟩ / ‖c_u − c̄‖², clipped to [0, 1].
 
-    The α_u that would have made ‖(c_u⁺ − c̄) − α_u (c_u − c̄)‖² least: the centred form of Algorithm 1's
-    descent on ‖g_u‖². c̄ is the updated mean, standing in for the full gradient. A client that was never
-    seen before (``seen_S`` false) has no memory to trust and gets 0, as does one that sits at c̄.
+    The α_u that minimises ‖(c_u⁺ − c̄) − α_u (c_u − c̄)‖²: the centred form of Algorithm 1's descent on
+    ‖g_u‖². c̄ is the updated mean, in place of the full gradient. A client that was never seen before
+    (``seen_S`` false) has no memory and gets 0, as does a client with c_u = c̄.
     """
     check_same_shape(c_new_SP, c_old_SP)
     check_same_shape(c_new_SP[0], mean_c_P)

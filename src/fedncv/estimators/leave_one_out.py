@@ -12,10 +12,10 @@ from fedncv.estimators.units import check_sizes, column, ratio
 
 
 def leave_one_out_mean(a_UP: Tensor, n_U: Tensor | None = None) -> Tensor:
-    """The n-weighted mean of all other units, for every unit at once.
+    """Return the n-weighted mean of all other units, for every unit at once.
 
-    n_U: sizes ≥ 0; only their proportions matter. Without it every unit counts the same.
-    A unit that holds all the weight has no others: its leave-one-out mean is 0, which is "no control
+    n_U: sizes ≥ 0; only their proportions matter. Without it all units have the same weight.
+    A unit with all the weight has no others: its leave-one-out mean is 0, which means "no control
     variate" (α = 0), never NaN.
 
     >>> leave_one_out_mean(torch.tensor([[1.0], [2.0], [6.0]])).flatten()

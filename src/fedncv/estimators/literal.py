@@ -1,10 +1,10 @@
-"""The paper's rules as they are printed. What they do: docs/theory.md, "Reading the paper".
+"""The paper's rules as printed. docs/theory.md, "Reading the paper", analyses them.
 
     client   g'_i = g_i − α c_{D_u∖i},     g_u = Σ_i π_i g'_i            eq. (weight_u), Algorithm 1
     server   g    = Σ_u p_u (g_u − c_{V∖u}),  p_u = n_u / n              eq. (server_cv), (Double)
 
 Chen et al., Taming Gradient Variance in Federated Learning with Networked Control Variates.
-Departures: where nothing is left out of one sample or one client, the control variate is 0.
+Departure from the paper: for a single sample or client the control variate is 0.
 
 Shapes: I = samples of a client, U = clients, P = parameters.
 """
@@ -39,7 +39,7 @@ def client_gradient(q_P: Tensor, mean_P: Tensor, *, size: int | Tensor, alpha: f
 def sample_weights(pi_I: Tensor, *, size: int | Tensor, alpha: float | Tensor) -> Tensor:
     """κ_i = π_i − α (1 − π_i) / (n_u − 1), so that g_u = ∇ Σ_i κ_i ℓ_i takes one backward pass.
 
-    ``size`` is n_u, which is less than the length of π where a batch is padded; the caller leaves the
+    ``size`` is n_u, which is less than the length of π if a batch is padded; the caller leaves the
     padding out of the sum. π_i is the model's own probability of sample i, normalised over the batch:
     ``torch.softmax(-loss_I, 0)``. One sample gives κ = π.
     """
@@ -50,7 +50,7 @@ def sample_weights(pi_I: Tensor, *, size: int | Tensor, alpha: float | Tensor) -
 def server_gradient(g_UP: Tensor, n_U: Tensor) -> Tensor:
     """g = Σ_u p_u (g_u − Σ_{v≠u} n_v/(n − n_u) g_v). Eq. (server_cv) put into (Double).
 
-    For a round's clients S pass their replies and sizes: p is normalised over them. One client alone
+    For a round's clients S pass their replies and sizes: p is normalised over them. A single client
     gives g_u.
     """
     n_U = n_U.to(g_UP.dtype)
@@ -58,13 +58,13 @@ def server_gradient(g_UP: Tensor, n_U: Tensor) -> Tensor:
 
 
 def server_weights(n_U: Tensor) -> Tensor:
-    """The coefficients of g_v in ``server_gradient``: p_v w_v, w_v = 1 − Σ_{u≠v} p_u / (1 − p_u).
+    """Return the coefficients of g_v in ``server_gradient``: p_v w_v, w_v = 1 − Σ_{u≠v} p_u / (1 − p_u).
 
     They sum to zero for any sizes of two clients or more, and all vanish when the sizes are equal.
     """
     check_sizes(n_U, n_U)
     p_U = n_U / n_U.sum()
-    odds_U = ratio(n_U.to(p_U.dtype), n_U.sum() - n_U)  # p / (1 − p), exactly 0 for a client alone
+    odds_U = ratio(n_U.to(p_U.dtype), n_U.sum() - n_U)  # p / (1 − p), exactly 0 for a single client
     return p_U * (1 - (odds_U.sum() - odds_U))
 
 

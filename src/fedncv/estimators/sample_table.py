@@ -3,8 +3,8 @@
     z_B = g_B − α (a_B − ā),     ā = Σ_B w_B a_B
 
 SAGA: a_B is the gradient at the last visit, and a visit replaces it. SVRG: a_B is the gradient at the
-round's start, and stays. w are the weights with which batches are visited: |B|/n where batches are drawn
-in proportion to their size, 1/(number of batches) where a loop visits each once. Any other ā biases z.
+round's start, and stays. w are the weights with which batches are visited: |B|/n if batches are drawn
+in proportion to their size, 1/(number of batches) if a loop visits each once. Any other ā biases z.
 
 Defazio et al., NeurIPS 2014; Johnson and Zhang, NeurIPS 2013. Shapes: B = batches, P = parameters.
 """
@@ -19,20 +19,20 @@ from fedncv.estimators.units import check_weights, weighted_total
 
 
 class Table(NamedTuple):
-    """Remembered gradients and their w-weighted mean."""
+    """Stored gradients and their w-weighted mean."""
 
     a_BP: Tensor
     mean_P: Tensor
 
 
 def new_table(a_BP: Tensor, w_B: Tensor) -> Table:
-    """A table of given gradients: zeros start SAGA, gradients at the round's start are SVRG's."""
+    """Return a table of the given gradients: zeros for SAGA, gradients at the round's start for SVRG."""
     check_weights(w_B, a_BP)
     return Table(a_BP=a_BP, mean_P=weighted_total(w_B, a_BP))
 
 
 def svrg_direction(table: Table, batch: Tensor, g_P: Tensor, *, alpha: float | Tensor) -> Tensor:
-    """z_B = g_B − α (a_B − ā) for batch number ``batch``; the table stays as it is."""
+    """z_B = g_B − α (a_B − ā) for batch number ``batch``; the table does not change."""
     return controlled(g_P, _row(table.a_BP, batch), table.mean_P, alpha=alpha)
 
 

@@ -1,13 +1,13 @@
-"""Score-function gradients of E_{p_θ}[f(x)], where leave-one-out baselines are valid as they stand.
+"""Score-function gradients of E_{p_θ}[f(x)], for which leave-one-out baselines are valid.
 
     REINFORCE   1/K Σ_k f(x_k) s_k,                            s_k = ∇_θ log p_θ(x_k)
     RLOO        1/K Σ_k (f(x_k) − α mean_{j≠k} f(x_j)) s_k                             eq. (RLOO)
     double CV   RLOO of f(x_k) + α b_k, less its mean, b_k = ⟨mean_{j≠k} ∇f(x_j), x_k − μ⟩
 
-E[s] = 0 multiplies the baseline, so the baseline may be anything that does not know x_k. The gradient
-mean of a supervised loss has no such factor, which is why the same subtraction biases it.
+E[s] = 0 multiplies the baseline, so any baseline that does not depend on x_k is valid. The mean gradient of a
+supervised loss has no such factor, so the same subtraction biases it.
 
-The toy: x in {0, 1}^D, independent Bernoulli(μ_d), θ = logit μ, hence s = x − μ; all 2^(K·D) outcomes of
+The example: x in {0, 1}^D, independent Bernoulli(μ_d), θ = logit μ, hence s = x − μ; all 2^(K·D) outcomes of
 K samples can be listed with their probabilities, so means and variances are exact.
 
 Shapes: K = samples, D = dimensions, O = outcomes.
@@ -55,7 +55,7 @@ def double_control_variate(f_K: Tensor, df_KD: Tensor, x_KD: Tensor, mu_D: Tenso
 
 
 def bernoulli_outcomes(mu_D: Tensor, *, num_samples: int) -> tuple[Tensor, Tensor]:
-    """-> x_OKD, probability_O: every outcome of K independent samples, 2^(K·D) of them."""
+    """Return x_OKD, probability_O: all 2^(K·D) outcomes of K independent samples."""
     check_sizes(mu_D, mu_D)
     bits = itertools.product((0.0, 1.0), repeat=num_samples * len(mu_D))
     x_OKD = torch.tensor(list(bits), dtype=mu_D.dtype, device=mu_D.device).reshape(-1, num_samples, len(mu_D))
@@ -65,4 +65,4 @@ def bernoulli_outcomes(mu_D: Tensor, *, num_samples: int) -> tuple[Tensor, Tenso
 
 def _check_values(f_K: Tensor, score_KD: Tensor) -> None:
     if f_K.ndim != 1 or len(f_K) != len(score_KD):
-        raise ValueError(f"one f for each of {len(score_KD)} samples, got shape {tuple(f_K.shape)}")
+        raise ValueError(f"give one f for each of {len(score_KD)} samples, got shape {tuple(f_K.shape)}")

@@ -1,4 +1,4 @@
-"""Weighted collections of units: shape and value checks, weights shaped to multiply, safe ratios.
+"""Weighted collections of units: checks of shapes and values, weights shaped to multiply, safe ratios.
 
 Shapes: U = units (samples, batches or clients), P = parameters (any trailing shape).
 """
@@ -8,10 +8,10 @@ from torch import Tensor
 
 
 def readable(x: Tensor) -> bool:
-    """True where looking at a value costs nothing.
+    """Return True if reading a value is cheap.
 
-    Under ``torch.func.vmap`` a tensor has no single value, and reading one from a GPU would stop the
-    stream, so value checks are made for plain tensors in main memory only.
+    Under ``torch.func.vmap`` a tensor has no single value, and reading one from a GPU would wait for the
+    stream. So values are checked only for plain tensors in main memory.
     """
     return x.device.type == "cpu" and not torch._C._functorch.is_functorch_wrapped_tensor(x)
 
@@ -22,7 +22,7 @@ def check_same_shape(a: Tensor, b: Tensor) -> None:
 
 
 def check_sizes(n_U: Tensor, a_UP: Tensor) -> None:
-    """Raise unless there is one size a unit and none is negative."""
+    """Raise ValueError unless there is one size per unit and none is negative."""
     if n_U.ndim != 1 or len(n_U) != len(a_UP):
         raise ValueError(f"{len(a_UP)} units need sizes of shape ({len(a_UP)},), got {tuple(n_U.shape)}")
     if readable(n_U) and bool((n_U < 0).any()):
@@ -30,7 +30,7 @@ def check_sizes(n_U: Tensor, a_UP: Tensor) -> None:
 
 
 def check_weights(w_U: Tensor, a_UP: Tensor) -> None:
-    """Raise unless the sizes are weights: they sum to one, up to the rounding of their own sum."""
+    """Raise ValueError unless the weights sum to one, up to the rounding of the sum."""
     check_sizes(w_U, a_UP)
     if readable(w_U):
         total = w_U.sum()
@@ -39,22 +39,22 @@ def check_weights(w_U: Tensor, a_UP: Tensor) -> None:
 
 
 def column(w_U: Tensor, a_UP: Tensor) -> Tensor:
-    """w_U in a's dtype, with as many trailing axes of length one as it takes to multiply a_UP."""
+    """Return w_U in a's dtype, with enough trailing axes of length one to multiply a_UP."""
     return w_U.to(a_UP.dtype).reshape(-1, *(1 for _ in a_UP.shape[1:]))
 
 
 def weighted_total(w_U: Tensor, a_UP: Tensor) -> Tensor:
     """Σ_u w_u a_u in a's dtype, as a row times a matrix.
 
-    One reduction for every estimator, the same as FedAvg's, so that equal estimates have equal bits.
+    Every estimator uses this reduction, the same as FedAvg's, so that equal estimates have equal bits.
     """
     return (w_U.to(a_UP.dtype) @ a_UP.reshape(len(a_UP), -1)).reshape(a_UP.shape[1:])
 
 
 def ratio(x: Tensor, y: Tensor) -> Tensor:
-    """x / y where y > 0, and 0 where there is nothing to divide by.
+    """Return x / y where y > 0, and 0 elsewhere.
 
-    The inner ``where`` keeps the unused branch finite, so that its derivative is, too.
+    The inner ``where`` keeps the unused branch finite, so that its derivative is finite too.
     """
     positive = y > 0
     return torch.where(positive, x / torch.where(positive, y, 1.0), 0.0)

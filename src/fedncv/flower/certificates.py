@@ -1,8 +1,8 @@
-"""TLS certificates of the server, and the key with which each node proves who it is.
+"""TLS certificates of the server, and a key with which each node proves its identity.
 
-ca.key, ca.crt           a certificate authority for this federation alone
-server.key, server.crt   the server's, signed by it, for the names and addresses it is reached by
-node.key, node.pub       one pair a client, ECDSA on P-384 in OpenSSH's form, as Flower wants them
+ca.key, ca.crt           a certificate authority for this federation only
+server.key, server.crt   the server's, signed by the authority, for its host names and addresses
+node.key, node.pub       one pair per client, ECDSA on P-384 in OpenSSH's format, as Flower requires
 """
 
 import datetime
@@ -19,7 +19,7 @@ VALID_DAYS = 825
 
 
 def write_authority(folder: Path) -> None:
-    """ca.key and ca.crt. Whoever has the key can pass for the server."""
+    """Write ca.key and ca.crt. Whoever has the key can impersonate the server."""
     key = ec.generate_private_key(ec.SECP384R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedncv federation")])
     certificate = (
@@ -34,7 +34,7 @@ def write_authority(folder: Path) -> None:
 
 
 def write_server(authority: Path, folder: Path, hosts: list[str]) -> None:
-    """server.key and server.crt for these host names and addresses; this machine's loopback is always among them."""
+    """Write server.key and server.crt for these host names and addresses, and for the loopback interface."""
     ca_key = serialization.load_pem_private_key((authority / "ca.key").read_bytes(), None)
     ca = x509.load_pem_x509_certificate((authority / "ca.crt").read_bytes())
     assert isinstance(ca_key, ec.EllipticCurvePrivateKey)
@@ -55,7 +55,7 @@ def write_server(authority: Path, folder: Path, hosts: list[str]) -> None:
 
 
 def write_node(folder: Path) -> bytes:
-    """node.key and node.pub; the public half."""
+    """Write node.key and node.pub; return the public key."""
     key = ec.generate_private_key(ec.SECP384R1())
     encoding = serialization.Encoding.PEM
     form, plain = serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
@@ -66,7 +66,7 @@ def write_node(folder: Path) -> bytes:
 
 
 def write_secret(path: Path, data: bytes) -> None:
-    """A file that only its owner can read, from its first byte on."""
+    """Write a file that only its owner can read, from its first byte on."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(data)

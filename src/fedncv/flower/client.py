@@ -1,10 +1,10 @@
-"""A client's answers: how many samples it trains on (once a run), and a round's training.
+"""A client's replies: its number of training samples (once per run), and a round's training.
 
     request of a round    down, running statistics; round, counted (see ``own``)
-    reply                 up, running statistics: what the method declares, and nothing else
+    reply                 up, running statistics: only the fields that the method declares
 
-Loss and work of each round stay here, in history.jsonl of the client's folder, with the score of the model as it came
-to be trained: where a method hands out another one for use, that one is the server's to export.
+Loss and work of each round stay in history.jsonl of the client's folder, with the score of the model received for
+training. If a method has another model for inference, only the server can export it.
 """
 
 import math
@@ -39,31 +39,31 @@ class Client(NamedTuple):
 
 
 def client_of(study: str, run: str, number: int, folder: Path) -> Client:
-    """Client ``number`` of the run, with the data in its folder."""
+    """Return client ``number`` of the run, with the data in its folder."""
     config = study_of(study)
     if not 0 <= number < config.clients:
         raise ValueError(f"this is client {number}, but the run has clients 0 to {config.clients - 1}")
     if not run or not all(c.isalnum() or c in "._-" for c in run) or run.startswith("."):
-        raise ValueError(f"{run!r} is no name for a run")  # it becomes a folder's name
+        raise ValueError(f"{run!r} is not a valid name of a run")  # it is used as a folder's name
     return Client(number, run, folder, client_problem(config, read(folder / "data"), number))
 
 
 def study_of(text: str) -> RunConfig:
-    """The study's config as it travels with a run: TOML."""
+    """Return the study's config from the TOML text that comes with a run."""
     config = from_dict(tomllib.loads(text), where="the run's study")
     check(config)
     return config
 
 
 def count_samples(client: Client, request: Message) -> Message:
-    """The one number that estimators need in advance."""
+    """Reply with the number of training samples, which estimators need in advance."""
     records(request, what="a request for the sample count")
     count = len(client.problem.clients.train[client.u])
     return Message(RecordDict({ASK: ConfigRecord({SAMPLES: count})}), reply_to=request)
 
 
 def train_round(client: Client, request: Message) -> Message:
-    """A round of local training: what is kept is on the disk before the reply leaves."""
+    """Train for one round; store the client's state on disk before the reply is sent."""
     content = records(request, ARRAYS, ASK, what="a request for a round")
     round, counted = whole_numbers(content, "round", "counted", what="a request for a round")
     problem, u = client.problem, client.u
@@ -76,7 +76,7 @@ def train_round(client: Client, request: Message) -> Message:
         arrival = arrival_of(problem, u, message, kept)
         trained = train(problem, round - 1, arrival)
         if trained is None:
-            raise ValueError(f"client {u} holds too few samples for a single training step; leave it out")
+            raise ValueError(f"client {u} has too few samples for one training step; leave it out")
         own.write(round, trained.kept)
         history = _history(client, round, arrival, trained)
     append(client.folder / "runs" / client.run, HISTORY, history)
@@ -85,7 +85,7 @@ def train_round(client: Client, request: Message) -> Message:
 
 
 def _history(client: Client, round: int, arrival: Arrival, trained: Trained) -> dict[str, Any]:
-    """A line for the client's own eyes, with the score on arrival where the study measures it."""
+    """Return a line of the client's own history, with the score of the received model if the study measures it."""
     problem, loss = client.problem, float(trained.loss)
     line: dict[str, Any] = {
         "round": round,

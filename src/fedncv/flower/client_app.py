@@ -1,4 +1,4 @@
-"""The Flower ClientApp: settings of the node and of the run in, a client's answers out."""
+"""The Flower ClientApp: makes a client from the settings of the node and the run, and returns its replies."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ app = ClientApp()
 
 
 def client_in(context: Context) -> Client:
-    """Number and folder are the node's own settings; the run's name and study come with the run."""
+    """Return the client: the node's settings give number and folder, the run's give name and study."""
     number, folder = context.node_config["client"], context.node_config["folder"]
     run, study = context.run_config["run"], context.run_config["study"]
     return client_of(str(study), str(run), int(number), Path(str(folder)))

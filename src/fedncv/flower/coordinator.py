@@ -1,7 +1,7 @@
-"""Runs on a federation: begun, watched, and begun again at the last finished round.
+"""Start, watch and resume runs of a federation.
 
-Flower forgets a run when its server dies. A run of fedncv is its folder (config, metrics, checkpoint); what is
-handed to Flower is only "go on with this folder", as often as it takes.
+Flower forgets a run when its server dies. A run of fedncv is its folder (config, metrics, checkpoint); Flower only
+gets the request to resume this folder, as often as necessary.
 """
 
 import json
@@ -19,13 +19,13 @@ from fedncv.flower.processes import flwr
 from fedncv.results import Run, is_run, read_run
 
 LOOK_SECONDS = 2.0
-STUCK_SECONDS = 30.0  # without a new round before Flower is asked whether the run still lives
+STUCK_SECONDS = 30.0  # without a new round, before we ask Flower if the run is alive
 
 PYPROJECT = """\
 [project]
 name = "fedncv-run"
 version = "1.0.0"
-description = "A run of fedncv: its code is installed on every machine, here is only its name"
+description = "A run of fedncv. Its code is installed on every machine; this app only names it"
 license = "Apache-2.0"
 dependencies = []
 
@@ -47,7 +47,7 @@ study = {study}
 
 
 def create(folder: Path, name: str, config: RunConfig) -> Path:
-    """A run that has not begun: its folder, and the app that Flower hands to the machines."""
+    """Create a run without starting it: its folder, and the app that Flower sends to the machines."""
     server = folder / "server"
     check(config)
     clients = read_server_settings(server).clients
@@ -56,16 +56,16 @@ def create(folder: Path, name: str, config: RunConfig) -> Path:
             f"the run is for {config.clients} clients, but {folder} has {clients}; use --clients {clients}"
         )
     if not name or not all(c.isalnum() or c in "._-" for c in name) or name.startswith("."):
-        raise ValueError(f"{name!r} is no name for a run; use letters, digits and . _ -")
+        raise ValueError(f"{name!r} is not a valid name of a run; use letters, digits and . _ -")
     run_folder = server / "runs" / name
     if is_run(run_folder):
         raise ValueError(
-            f"there is a run {name!r} already; go on with `fedncv federation resume {folder} --name {name}`, "
+            f"the run {name!r} already exists; resume it with `fedncv federation resume {folder} --name {name}`, "
             "or choose another --name"
         )
-    # the data are the clients' own; `fedncv resume`, which would simulate them, refuses such a run
+    # the clients have the data, so `fedncv resume`, which would simulate them, rejects such a run
     config = replace(config, data=CUSTOM)
-    # the name alone would let a second run of that name find what clients kept for the first
+    # not the name alone: a second run of that name would find the clients' state of the first
     values = {"name": name, "run": f"{name}-{secrets.token_hex(4)}", "study": write_toml(config)}
     package = app_folder(folder, name) / "fedncv_run"
     package.mkdir(parents=True, exist_ok=True)
@@ -83,12 +83,12 @@ def app_folder(folder: Path, name: str) -> Path:
 
 
 def submit(folder: Path, name: str) -> int:
-    """Hand the run to Flower; the number it gets there."""
+    """Submit the run to Flower; return Flower's number for it."""
     return int(flwr(folder / "server", "run", str(app_folder(folder, name)), LINK)["run-id"])
 
 
 def lives(folder: Path, number: int) -> tuple[bool, str]:
-    """Whether Flower still works on the run, and what it says of it."""
+    """Return whether Flower still works on the run, and Flower's status of it."""
     (found,) = flwr(folder / "server", "list", LINK, "--run-id", str(number))["runs"]
     return not str(found["status"]).startswith("finished"), f"{found['status']} {found.get('status-details') or ''}"
 
@@ -102,13 +102,13 @@ def follow(
     submitted: int | None = None,
     on_round: Callable[[int], None] | None = None,
 ) -> Run:
-    """Begin or go on with a run until its last round is on the disk; begin it again if it stops before.
+    """Start or resume a run until its last round is on the disk; resume it if it stops before.
 
-    ``submitted`` is Flower's number of a run that is under way.
+    ``submitted`` is Flower's number of a run in progress.
     """
     run_folder = folder / "server" / "runs" / name
     if not is_run(run_folder):
-        raise ValueError(f"there is no run {name!r} in {run_folder.parent}; `fedncv federation run` begins one")
+        raise ValueError(f"there is no run {name!r} in {run_folder.parent}; start one with `fedncv federation run`")
     deadline = time.monotonic() + seconds
     seen, why = read_run(run_folder).rounds, ""
     for _ in range(restarts + 1):
@@ -131,13 +131,13 @@ def follow(
                 looked = time.monotonic()
                 try:
                     alive, why = lives(folder, number)
-                except ValueError as error:  # the server is down: its keeper brings it back
+                except ValueError as error:  # the server is down: its keeper restarts it
                     alive, why = True, str(error)
                 if not alive:
                     break
         if time.monotonic() >= deadline:
             raise ValueError(
                 f"run {name} is at round {seen} of {run.config.rounds} after {seconds:g} s; "
-                f"`fedncv federation resume` goes on"
+                f"continue with `fedncv federation resume`"
             )
     raise ValueError(f"run {name} stopped at round {seen}, {restarts + 1} times: {why}; see {folder / 'logs'}")

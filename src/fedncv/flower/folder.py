@@ -1,18 +1,18 @@
 """The folder of a federation: one part for each machine, and the authority that signs.
 
-    authority/   ca.key ca.crt                 stays with whoever sets the federation up
-    server/      server.toml                   where the server listens, how many clients, the form of a sample
-                 rules.toml                    what it accepts, and how long it waits
+    authority/   ca.key ca.crt                 stays with the person who sets the federation up
+    server/      server.toml                   the server's address, the number of clients, the form of a sample
+                 rules.toml                    what the server accepts, and how long it waits
                  server.key server.crt ca.crt  its certificate
-                 keys/client-0.pub ...         the keys of the clients it lets in
+                 keys/client-0.pub ...         the keys of the accepted clients
                  nodes.json                    client -> node, written when the keys are registered
-                 runs/NAME/                    config, metrics and checkpoint of a run, as everywhere in fedncv
-    clients/0/   client.toml                   its number, where the server is
+                 runs/NAME/                    config, metrics and checkpoint of a run, as for any run of fedncv
+    clients/0/   client.toml                   its number, and the server's address
                  node.key node.pub ca.crt      its key, and the certificate it trusts
                  data/samples.safetensors      its samples
-                 runs/RUN/                     what it keeps between rounds
+                 runs/RUN/                     its state between rounds
 
-server/ goes to the server's machine, clients/u/ to client u's; nothing in one part is needed by another.
+Copy server/ to the server's machine and clients/u/ to client u's machine. No part needs another one.
 """
 
 import json
@@ -37,7 +37,7 @@ LINK = "federation"  # the name of the connection in Flower's own config
 class ServerSettings(NamedTuple):
     host: str  # address the gate listens on, for clients
     port: int
-    inner_port: int  # of Flower's server behind it, for this machine alone
+    inner_port: int  # of Flower's server behind the gate, open only to this machine
     clients: int
     form: Form
 
@@ -49,13 +49,13 @@ class ClientSettings(NamedTuple):
 
 
 def init(folder: Path, config: RunConfig, *, host: str, port: int, listen: str, rules: Rules = Rules()) -> None:
-    """Write the folder, with the dataset divided among the clients as a simulation of ``config`` divides it."""
+    """Write the folder; divide the dataset among the clients as a simulation of ``config`` does."""
     check(config)
     if not 0 <= port < 65536:
         raise ValueError(f"port must be from 1 to 65535, or 0 for a free one, not {port}")
     for address in (host, listen):
         if not address or any(c.isspace() for c in address):
-            raise ValueError(f"{address!r} is no name or address of a machine; give one, as fed.example.org")
+            raise ValueError(f"{address!r} is not a host name or address; give one, for example fed.example.org")
     if folder.exists() and any(folder.iterdir()):
         raise ValueError(f"{folder} is not empty; choose another folder, or remove it")
     dataset = load(config.data, config.data_dir or None)
@@ -81,7 +81,7 @@ def init(folder: Path, config: RunConfig, *, host: str, port: int, listen: str, 
 
 
 def free_ports(number: int) -> list[int]:
-    """Ports of the loopback that nobody listens on now."""
+    """Return free ports of the loopback interface."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
     try:
         return [int(s.getsockname()[1]) for s in sockets]
@@ -126,12 +126,12 @@ def _read(path: Path, names: tuple[str, ...]) -> dict[str, Any]:
         raise ValueError(f"there is no {path}; `fedncv federation init FOLDER` writes it")
     values = read_toml(path)
     if sorted(values) != sorted(names):
-        raise ValueError(f"{path} must give {', '.join(names)}, and gives {', '.join(values)}")
+        raise ValueError(f"{path} must give {', '.join(names)}, but gives {', '.join(values)}")
     return values
 
 
 def read_nodes(server: Path) -> dict[int, int]:
-    """Client -> the node that its key was registered as."""
+    """Return client -> the node under which its key is registered."""
     path = server / "nodes.json"
     return {int(u): int(node) for u, node in json.loads(path.read_text()).items()} if path.exists() else {}
 
@@ -145,7 +145,7 @@ def write_nodes(server: Path, nodes: dict[int, int]) -> None:
 
 
 def environment(home: Path, **more: str) -> dict[str, str]:
-    """No telemetry, no update check, nothing installed at run time, Flower's files inside the federation."""
+    """Return variables that turn off telemetry, update checks and installs, and keep Flower's files in ``home``."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     return {
         **os.environ,
@@ -180,12 +180,12 @@ def client_environment(client: Path) -> dict[str, str]:
 
 
 def reachable(settings: ServerSettings) -> str:
-    """Flower's server as this machine reaches it."""
+    """Return the address of Flower's server for this machine."""
     return f"127.0.0.1:{settings.inner_port}"
 
 
 def server_commands(server: Path) -> list[list[str]]:
-    """Flower's server, on the loopback, and the gate in front of it."""
+    """Return the commands of Flower's server, on the loopback interface, and of the gate in front of it."""
     settings, at = read_server_settings(server), server.absolute()
     superlink = [
         "flower-superlink",

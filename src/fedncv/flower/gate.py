@@ -1,14 +1,14 @@
-"""The only door to the server from outside: it lets clients' requests through, and nothing else.
+"""The only access to the server from outside: it forwards clients' requests and rejects all others.
 
-Flower serves its clients (/v1/fleet/...) and its control interface, which asks nobody who he is and starts any
-code, on one port. Here that port is open to this machine alone, and in front of it stands
+Flower serves its clients (/v1/fleet/...) and its control interface on one port. The control interface has no
+authentication and can start any code. So only this machine can reach that port, and in front of it runs
 
     python gate.py HOST PORT INNER_PORT CERTIFICATE KEY AUTHORITY
 
-which ends TLS, forwards POST /v1/fleet/NAME to the inner port (over TLS again), and refuses every other path, and
-every request of more than ``LARGEST`` bytes before it has been read. Who a client is, Flower then checks by its key.
+which ends TLS and forwards POST /v1/fleet/NAME to the inner port (over TLS again). It rejects every other path, and
+every request of more than ``LARGEST`` bytes before reading it. Flower then authenticates the client by its key.
 
-Imports nothing of fedncv, so that it starts at once and stays small.
+It imports nothing of fedncv, so that it starts fast and stays small.
 """
 
 import re
@@ -58,7 +58,7 @@ class Gate:
         try:
             reply = await self._client.post(self._inner + path, content=body, headers=headers)
         except httpx.TransportError:
-            await _answer(send, 503, b"the server is starting")  # clients try again
+            await _answer(send, 503, b"the server is starting")  # clients retry
             return
         kept = [(name, value) for name, value in reply.headers.raw if name.decode("latin-1").lower() not in HOP]
         await _answer(send, reply.status_code, reply.content, kept)
@@ -75,7 +75,7 @@ async def _read(scope: Message, receive: Callable[[], Awaitable[Message]]) -> by
             return b""
         part = message.get("body", b"")
         size += len(part)
-        if size > LARGEST:  # a request that did not say how long it is
+        if size > LARGEST:  # a request without a stated length
             raise TooLargeError
         parts.append(part)
         if not message.get("more_body"):

@@ -1,8 +1,8 @@
-"""One problem, two halves: the server's without data, a client's with nobody else's.
+"""Two halves of one problem: the server's without samples, a client's with only its own.
 
-Both are ordinary ``Problem``s, so that ``engine.local.train`` and ``engine.round.settle`` run on them
-as they are. What a half does not know (samples at the server, other clients' sizes at a client) is a
-placeholder that its pieces never read.
+Both are ordinary ``Problem``s, so ``engine.local.train`` and ``engine.round.settle`` run on them without
+changes. Unknown values (samples at the server, other clients' sizes at a client) are placeholders that are never
+read.
 """
 
 from dataclasses import replace
@@ -23,21 +23,21 @@ NOT_HERE = simulation_only()  # settings of a simulation -> why they mean nothin
 
 
 class Down(NamedTuple):
-    """What the server sends a client in a round."""
+    """The server's message to a client in a round."""
 
     down: Any
-    buffers_R: Tensor  # empty where running statistics are the client's own
+    buffers_R: Tensor  # empty if running statistics stay at the client
 
 
 class Up(NamedTuple):
-    """What a client sends back."""
+    """A client's reply."""
 
     up: Any
     buffers_R: Tensor
 
 
 def check(config: RunConfig) -> None:
-    """Settings that a simulation has and a federation of real machines has not."""
+    """Raise ValueError for settings that only a simulation has."""
     check_names(config, custom=("data",))
     for name, why in NOT_HERE.items():
         value, default = getattr(config, name), getattr(RunConfig, name)
@@ -48,27 +48,27 @@ def check(config: RunConfig) -> None:
 
 
 def server_problem(config: RunConfig, form: Form, sizes: list[int]) -> Problem:
-    """The problem of a server that knows how many samples each client trains on, and none of them."""
+    """Return the server's problem, from the number of training samples of each client and no sample."""
     none = np.array([], dtype=np.int64)
     clients = Clients([np.zeros(size, dtype=np.int64) for size in sizes], [none] * len(sizes))
     return build(config, data=form.placeholder(2), clients=clients)
 
 
 def client_problem(config: RunConfig, samples: Samples, u: int) -> Problem:
-    """The problem as client u sees it: the others hold nothing.
+    """Return the problem of client u, in which the other clients have no samples.
 
-    The model is made from a placeholder, as at the server, so that both make the same one whatever the data.
+    The model is made from a placeholder, as at the server, so that both make the same model for any data.
     """
     none = np.array([], dtype=np.int64)
     train_N, test_N = [none] * config.clients, [none] * config.clients
     train_N[u], test_N[u] = samples.train, samples.test
-    blind = replace(config, sampling="uniform")  # sizes of others are unknown here, and not needed
+    blind = replace(config, sampling="uniform")  # other clients' sizes are unknown here, and not needed
     problem = build(blind, data=form_of(samples.dataset).placeholder(2), clients=Clients(train_N, test_N))
     return problem._replace(config=config, dataset=samples.dataset)
 
 
 def down_template(problem: Problem) -> Down:
-    """The form of a message to one client: that of a federation of one, which needs no memory of others."""
+    """Return the form of a message to one client, from a federation of one, which needs no memory of others."""
     alone = problem.federation._replace(num_clients=1, per_round=1, sizes_N=problem.federation.sizes_N[:1])
     small = problem._replace(federation=alone)
     down_S, b_SR = messages(small, start(small), np.array([0]))
@@ -76,7 +76,7 @@ def down_template(problem: Problem) -> Down:
 
 
 def up_template(problem: Problem, form: Form) -> Up:
-    """The form of a reply: that of a client with two placeholder samples."""
+    """Return the form of a reply, from a client with two placeholder samples."""
     alone = problem.federation._replace(num_clients=1, per_round=1, sizes_N=problem.federation.sizes_N[:1])
     small = problem._replace(
         federation=alone,
@@ -91,7 +91,7 @@ def up_template(problem: Problem, form: Form) -> Up:
 
 
 def travelling(problem: Problem, buffers_R: Tensor) -> Tensor:
-    """The running statistics, unless they stay with each client."""
+    """Return the running statistics, unless they stay with each client."""
     return buffers_R[:0] if problem.buffer_rule == "personal" else buffers_R
 
 

@@ -1,11 +1,11 @@
-"""Runs commands side by side, and all of them again whenever one ends, until it is told to stop.
+"""Run commands in parallel, and restart all of them whenever one ends, until a signal stops it.
 
-Flower refuses a killed node until its last heartbeat has run out (up to a minute), and the node then gives
-up; a server that was restarted on its database knows its nodes again. Somebody has to start them again.
+Flower rejects a killed node until its last heartbeat has expired (up to a minute), and the node then gives up. A
+server that is restarted on its database knows its nodes again. So both must be restarted.
 
     python keeper.py COMMAND ... [-- COMMAND ...]
 
-Imports nothing but the standard library, so that it starts at once and stays small.
+It imports only the standard library, so that it starts fast and stays small.
 """
 
 import os
@@ -20,7 +20,7 @@ GRACE_SECONDS = 5.0
 
 
 def keep(commands: list[list[str]], environment: dict[str, str] | None = None) -> int:
-    """Until SIGTERM or SIGINT, which the commands are given too."""
+    """Run the commands until SIGTERM or SIGINT, which is passed on to them."""
     stopping = False
 
     def stop(_number: int, _frame: FrameType | None) -> None:
@@ -60,7 +60,7 @@ def _end(children: list[subprocess.Popen[bytes]]) -> None:
 
 
 def _end_helpers() -> None:
-    """End what the commands have started and left behind; it would get in the way of the next ones."""
+    """End processes that the commands left running; they would disturb the next ones."""
     if os.getpgrp() != os.getpid():
         return  # the group has members that are not ours
     mine = signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -69,7 +69,7 @@ def _end_helpers() -> None:
 
 
 def split(words: list[str]) -> list[list[str]]:
-    """The commands between the words --."""
+    """Return the commands between the words --."""
     commands: list[list[str]] = [[]]
     for word in words:
         if word == "--":

@@ -1,16 +1,16 @@
-"""What a client keeps between rounds, on its disk, so that a killed machine loses and resets nothing.
+"""A client's state between rounds, on its disk, so that a killed machine loses and resets nothing.
 
-    runs/RUN/round-000007.safetensors      what the client kept after training in round 7
+    runs/RUN/round-000007.safetensors      the client's state after training in round 7
 
-The server says with every request which round of this client it counted last (0: none yet). The client
-begins from what it kept in just that round, and writes what it keeps now under the number of the new round:
+Every request contains the last round of this client that the server counted (0: none yet). The client starts from
+its state of that round, and stores its new state under the number of the new round:
 
     counted = 5, round = 7    begin from round-000005, train, write round-000007, reply
 
-If the reply is lost, late or refused, the next request still says counted = 5, and the client's round 7 is
-dropped: what it keeps is always what the server has counted. A repeated request begins from the same file
-and writes the same bytes. At most two files remain. A file that is missing or damaged stops the client with
-an error; it never begins anew by itself.
+If the reply is lost, late or rejected, the next request still has counted = 5, and the client's round 7 is dropped.
+So the client's state is always the one that the server counted. A repeated request starts from the same file and
+writes the same bytes. At most two files remain. A missing or damaged file stops the client with an error; it never
+starts again from the beginning by itself.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ from fedncv.tree import leaves
 
 
 class OwnError(ValueError):
-    """What the client should have kept is not there, or the request is an old one."""
+    """The client's stored state is missing, or the request is an old one."""
 
 
 class Own:
@@ -44,18 +44,18 @@ class Own:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """One request at a time: a second process of the same client waits."""
+        """Allow one request at a time: a second process of the same client waits."""
         with (self._folder / "lock").open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
     def begin(self, problem: Problem, u: int, *, round: int, counted: int) -> Kept:
-        """What client u kept in round ``counted``; what ``init_own`` makes if the server never counted it."""
+        """Return client u's state of round ``counted``, or that of ``init_own`` if the server never counted it."""
         newest = max(self._rounds(), default=0)
         if not 0 <= counted < round:
             raise OwnError(f"round {round} of run {self._run} cannot follow counted round {counted}")
         if round < newest:
-            raise OwnError(f"round {round} of run {self._run} is over: this client was asked for round {newest} since")
+            raise OwnError(f"round {round} of run {self._run} is over: the client has been asked for round {newest}")
         fresh = keeps(problem, State(0, (), (), {}), u)
         kept = fresh if counted == 0 else self._read(counted, fresh)
         for old in self._rounds():
@@ -81,7 +81,7 @@ class Own:
                 about = json.loads((file.metadata() or {})["fedncv"])
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a dictionary)
             if about != {"run": self._run, "round": round, "check": _checksum(tensors)}:
-                raise ValueError("it is of another run or round, or damaged")
+                raise ValueError("it belongs to another run or round, or is damaged")
             expected = _tensors(template)
             if {n: (t.shape, t.dtype) for n, t in tensors.items()} != {
                 n: (t.shape, t.dtype) for n, t in expected.items()
@@ -89,8 +89,8 @@ class Own:
                 raise ValueError("its tensors have another form")
         except (SafetensorError, OSError, KeyError, ValueError) as error:
             raise OwnError(
-                f"what this client kept in round {round} cannot be used ({path}: {error}); restore it from a copy, "
-                "or begin a new run: going on without it would silently reset the client"
+                f"this client's state of round {round} cannot be used ({path}: {error}); restore it from a copy, "
+                "or start a new run: continuing without it would silently reset the client"
             ) from None
         filled = fill(template, tensors)
         assert isinstance(filled, Kept)
@@ -101,7 +101,7 @@ def _tensors(kept: Kept) -> dict[str, Tensor]:
     found = {}
     for path, leaf in leaves(kept):
         if not isinstance(leaf, Tensor):
-            raise OwnError(f"a client keeps tensors, and {path} is a {type(leaf).__name__}")
+            raise OwnError(f"a client's state consists of tensors, but {path} is a {type(leaf).__name__}")
         found[path] = leaf.detach().cpu().contiguous().clone()
     return found
 

@@ -1,7 +1,7 @@
-"""SuperLink and SuperNodes as processes: started, watched, and gone when they should be.
+"""Start, watch and end SuperLink and SuperNodes as processes.
 
-Each runs under a keeper (see ``keeper``), which starts it again whenever it ends. A keeper leads a process
-group of its own, so ending the group ends all that Flower has started in it.
+Each runs under a keeper (see ``keeper``), which restarts it whenever it ends. A keeper leads its own process
+group, so ending the group ends everything that Flower has started in it.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ CALL_SECONDS = 180.0  # for a single command of Flower's
 
 
 def keep_server(server: Path) -> int:
-    """The server's part, until this process is stopped; its clients' keys are registered as soon as it is up."""
+    """Run the server until this process is stopped; register its clients' keys as soon as it is up."""
     environment = server_environment(server)
     _check_files(server, "server.key", "server.crt", "ca.crt")
     Thread(target=_register_or_say_why, args=(server,), daemon=True).start()
@@ -53,7 +53,7 @@ def keep_client(client: Path) -> int:
 
 
 def _check_files(place: Path, *names: str) -> None:
-    """ValueError rather than a process that ends and is started again for ever."""
+    """Raise ValueError for missing files, instead of restarting a process for ever."""
     for name in names:
         if not (place / name).is_file():
             raise ValueError(f"there is no {place / name}; copy the whole folder that `init` wrote for this machine")
@@ -68,7 +68,7 @@ def _register_or_say_why(server: Path) -> None:
 
 
 def register(server: Path, *, seconds: float = CALL_SECONDS) -> None:
-    """Let in the clients whose keys are in the server's folder and were not registered yet."""
+    """Register the clients whose keys are in the server's folder and not registered yet."""
     wait_for_port(reachable(read_server_settings(server)), seconds)
     nodes = read_nodes(server)
     keys = {int(path.stem.removeprefix("client-")): path for path in (server / "keys").glob("client-*.pub")}
@@ -94,7 +94,7 @@ def wait_for_port(address: str, seconds: float) -> None:
             return
         except OSError:
             if time.monotonic() > deadline:
-                raise ValueError(f"nothing answers at {address} after {seconds:g} s; see the server's log") from None
+                raise ValueError(f"no reply from {address} after {seconds:g} s; see the server's log") from None
             time.sleep(0.3)
 
 
@@ -102,7 +102,7 @@ def wait_for_port(address: str, seconds: float) -> None:
 
 
 def flwr(server: Path, *words: str, seconds: float = CALL_SECONDS) -> dict[str, Any]:
-    """What Flower's own command answers, as JSON."""
+    """Return the JSON output of Flower's own command."""
     return _answer(_start_flwr(server, *words), seconds)
 
 
@@ -136,7 +136,7 @@ def _answer(call: subprocess.Popen[str], seconds: float) -> dict[str, Any]:
 
 
 def online(server: Path, *, seconds: float = CALL_SECONDS) -> list[int]:
-    """The clients that are connected now."""
+    """Return the clients that are connected now."""
     wait_for_port(reachable(read_server_settings(server)), min(seconds, 5.0))
     nodes = flwr(server, "supernode", "list", LINK, seconds=seconds)["nodes"]
     there = {int(node["node-id"]) for node in nodes if node["status"] == "online"}
@@ -147,7 +147,7 @@ def online(server: Path, *, seconds: float = CALL_SECONDS) -> list[int]:
 
 
 def start(folder: Path, name: str) -> int:
-    """Start "server", or the client of that number, under a keeper in a process group of its own: its id."""
+    """Start "server", or the client of that number, under a keeper in its own process group; return the process id."""
     place = folder / "server" if name == "server" else folder / "clients" / name
     commands = server_commands(place) if name == "server" else [supernode_command(place)]
     environment = server_environment(place) if name == "server" else client_environment(place)
@@ -156,7 +156,7 @@ def start(folder: Path, name: str) -> int:
     words = [word for command in commands for word in ("--", *command)][1:]
     arguments = [sys.executable, "-P", KEEPER, *words]
     append = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-    pid = os.posix_spawn(  # not a Popen: it is to outlive this process
+    pid = os.posix_spawn(  # not a Popen: it must outlive this process
         sys.executable,
         arguments,
         environment,
@@ -172,13 +172,13 @@ def start(folder: Path, name: str) -> int:
 
 
 def names(folder: Path) -> list[str]:
-    """The server and the clients whose parts are in this folder."""
+    """Return the server and the clients whose parts are in this folder."""
     clients = sorted(int(path.parent.name) for path in (folder / "clients").glob("*/client.toml"))
     return ["server", *map(str, clients)]
 
 
 def group(folder: Path, name: str) -> int | None:
-    """The process group of a keeper that was started here, if anything of it still runs."""
+    """Return the process group of a keeper started here, if any process of it still runs."""
     path = folder / "logs" / f"{name}.pid"
     if not path.exists():
         return None
@@ -188,12 +188,12 @@ def group(folder: Path, name: str) -> int | None:
         os.killpg(pid, 0)
     except (ProcessLookupError, PermissionError):
         return None
-    began = _began(pid)  # None: the leader is gone, and a group that still has members keeps its number
+    began = _began(pid)  # None: the leader has ended, and a group that still has members keeps its number
     return pid if began is None or said["began"] is None or began == said["began"] else None
 
 
 def up(folder: Path, *, seconds: float = 180.0) -> list[int]:
-    """Start what is not running, and wait until all clients are connected; the connected ones."""
+    """Start what is not running, and wait until all clients are connected; return the connected clients."""
     deadline = time.monotonic() + seconds
     server, expected = folder / "server", [int(name) for name in names(folder)[1:]]
     for name in names(folder):
@@ -212,10 +212,10 @@ def up(folder: Path, *, seconds: float = 180.0) -> list[int]:
 
 
 def down(folder: Path) -> list[str]:
-    """End everything that was started here, clients first; what was running."""
+    """End everything that was started here, clients first; return the names of what was running."""
     running = {name: pid for name in reversed(names(folder)) if (pid := group(folder, name)) is not None}
     for name, pid in running.items():
-        if name != "server":  # clients say goodbye to it
+        if name != "server":  # clients sign off at the server
             _signal(os.kill, pid, signal.SIGTERM)
     for name in running:
         end(folder, name)
@@ -223,12 +223,12 @@ def down(folder: Path) -> list[str]:
 
 
 def end(folder: Path, name: str, *, how: signal.Signals = signal.SIGTERM) -> None:
-    """End one keeper with all it has started; with SIGKILL if it does not go by itself."""
+    """End one keeper and all its processes; with SIGKILL if it does not end by itself."""
     pid = group(folder, name)
     if pid is None:
         return
     if how is signal.SIGTERM:
-        _signal(os.kill, pid, how)  # the keeper ends its child, which says goodbye to the server
+        _signal(os.kill, pid, how)  # the keeper ends its child, which signs off at the server
         deadline = time.monotonic() + GRACE_SECONDS
         while group(folder, name) is not None and time.monotonic() < deadline:
             _reap(pid)
@@ -246,13 +246,13 @@ def _signal(send: Callable[[int, int], None], pid: int, number: signal.Signals) 
 
 
 def _reap(pid: int) -> None:
-    """A child of this very process stays in the table until it is waited for."""
+    """Wait for a child of this process, which stays in the process table until then."""
     with contextlib.suppress(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)
 
 
 def _began(pid: int) -> int | None:
-    """When the process began, in the kernel's ticks; None where that cannot be known."""
+    """Return the start time of the process, in the kernel's ticks; None if unknown."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     except (OSError, IndexError, ValueError):

@@ -1,4 +1,4 @@
-"""What the server accepts of its clients, and how long it waits. Everything it refuses is counted and logged."""
+"""Limits on what the server accepts from its clients, and how long it waits. Rejections are counted and logged."""
 
 import math
 from dataclasses import dataclass, field, fields
@@ -20,19 +20,19 @@ class Rules:
     """rules.toml in the server's folder."""
 
     join_seconds: float = 600.0
-    """How long a run waits for all clients to say how many samples they train on."""
+    """How long a run waits for all clients to report their number of training samples."""
     round_seconds: float = 600.0
-    """How long a round waits for its clients; those that have not answered by then are left out of it."""
+    """How long a round waits for its clients; clients that have not replied by then are left out of it."""
     min_replies: int = 1
     """A round with fewer replies stops the run, which can be resumed; at least 1."""
     attempts: int = 5
-    """How often a client is asked in a round, if it fails or is lost."""
+    """How often the server sends a round's request to a client that fails or is lost."""
     max_samples: int = 10_000_000
-    """The most training samples a client may claim; a larger claim is refused."""
+    """The most training samples a client may report; a client that reports more is excluded from the run."""
     norms: dict[str, float] = field(default_factory=dict)
-    """Field of the method's up -> the largest 2-norm accepted, as delta_P = 10.0; others are not limited."""
+    """Field of the method's up -> the largest 2-norm accepted, as in delta_P = 10.0; other fields have no limit."""
     outside: Literal["reject", "clip"] = "reject"
-    """A field beyond its norm: the reply is left out, or the field is scaled down to the norm."""
+    """For a field above its norm: reject leaves the reply out, clip scales the field down to the norm."""
 
     def __post_init__(self) -> None:
         for name in ("join_seconds", "round_seconds"):
@@ -41,7 +41,7 @@ class Rules:
         for name in ("min_replies", "attempts", "max_samples"):
             value = getattr(self, name)
             if type(value) is not int or value < 1:
-                raise ValueError(f"{name} must be a whole number from 1 on, not {value!r}")
+                raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}")
         if self.outside not in ("reject", "clip"):
             raise ValueError(f"outside must be reject or clip, not {self.outside!r}")
         for name, limit in self.norms.items():
@@ -50,7 +50,7 @@ class Rules:
 
 
 def read_rules(path: Path, *, reveals: tuple[str, ...] | None = None) -> Rules:
-    """The rules in a file, or the defaults where there is none; ``reveals`` are the fields that norms may name."""
+    """Return the rules in a file, or the defaults if it does not exist; norms may name the fields in ``reveals``."""
     values: dict[str, Any] = read_toml(path) if path.exists() else {}
     names = [f.name for f in fields(Rules)]
     for name in values:
@@ -64,7 +64,7 @@ def read_rules(path: Path, *, reveals: tuple[str, ...] | None = None) -> Rules:
 
 
 def write_rules(rules: Rules) -> str:
-    """The file with every rule and its meaning in it."""
+    """Return the text of a file with every rule and its meaning."""
     import inspect
 
     source = inspect.getsource(Rules)
@@ -81,7 +81,7 @@ def write_rules(rules: Rules) -> str:
 
 
 def accept(rules: Rules, reply: Up) -> tuple[Up, list[str]]:
-    """The reply as it may be counted, with the fields that were clipped; WireError with the reason if not at all."""
+    """Return the accepted reply and the fields that were clipped; raise WireError with the reason if it is rejected."""
     if not all_finite(reply):
         raise WireError("not finite: it holds NaN or infinity")
     clipped: list[str] = []

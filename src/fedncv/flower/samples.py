@@ -1,12 +1,12 @@
-"""A client's data folder: one safetensors file with its samples and nobody else's.
+"""A client's data folder: one safetensors file with only its own samples.
 
     x      (n, ...)  inputs: bytes for pictures, or floats, or token ids
     y      (n, ...)  targets
-    train  (m,)      which samples train, in order
-    test   (k,)      which samples test
+    train  (m,)      numbers of the training samples, in order
+    test   (k,)      numbers of the test samples
     metadata         name, number of outputs, mean and std of the inputs per channel, as JSON
 
-The server holds no sample. It knows the form of one (``Form``), which is all a model needs to be made.
+The server holds no sample. It knows the form of one (``Form``), which is enough to make a model.
 """
 
 import json
@@ -34,7 +34,7 @@ class Samples(NamedTuple):
 
 
 class Form(NamedTuple):
-    """What everybody in a federation may know of a sample."""
+    """The form of a sample, which everyone in a federation may know."""
 
     input_shape: tuple[int, ...]
     input_dtype: str  # as stored: uint8, float32, int64
@@ -43,7 +43,7 @@ class Form(NamedTuple):
     outputs: int  # classes, or numbers that a regression predicts
 
     def placeholder(self, num_samples: int) -> Dataset:
-        """Samples of this form that nobody owns: noise of a fixed key, targets of zero."""
+        """Return artificial samples of this form: noise of a fixed key, targets of zero."""
         dtype = getattr(torch, self.input_dtype)
         size = (num_samples, *self.input_shape)
         if dtype == torch.uint8 or dtype.is_floating_point:  # bytes are scaled to floats before use
@@ -66,7 +66,7 @@ def form_of(dataset: Dataset) -> Form:
 
 
 def part(dataset: Dataset, clients: Clients, u: int) -> Samples:
-    """Client u's samples and nothing else: training samples first, in the order in which it trains on them."""
+    """Return only client u's samples: training samples first, in the order of training."""
     train, test = clients.train[u], clients.test[u]
     index = torch.from_numpy(np.concatenate([train, test]))
     mine = dataset._replace(x=dataset.x[index], y=dataset.y[index], groups=None, owners=None)
@@ -74,7 +74,7 @@ def part(dataset: Dataset, clients: Clients, u: int) -> Samples:
 
 
 def write(folder: Path, samples: Samples) -> Path:
-    """The file that ``read`` reads; for own data make ``Samples`` of ``fedncv.data.from_arrays(...)``."""
+    """Write the file that ``read`` reads; for your own data make ``Samples`` of ``fedncv.data.from_arrays(...)``."""
     dataset = samples.dataset
     about = {"name": dataset.name, "outputs": dataset.num_classes, "mean": dataset.mean, "std": dataset.std}
     tensors = {

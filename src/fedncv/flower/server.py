@@ -1,14 +1,14 @@
-"""The server's rounds: ask, wait, refuse what is not right, aggregate, checkpoint.
+"""The server's rounds: request, wait, reject invalid replies, aggregate, write a checkpoint.
 
-    once     every client says how many samples it trains on      joined.json
-    round    draw as in the sequential engine; one request to each drawn client
-             wait until all have answered or the time is over; a client that failed or was lost is asked again
-             the first right answer of a client counts, later ones do not
-             settle as in the sequential engine, with the answers in the order of their ids
-             row and checkpoint on the disk, then the next round
+    once     every client reports its number of training samples      joined.json
+    round    sample clients as in the sequential engine; send one request to each
+             wait for all replies or the time limit; repeat the request to a client that failed or was lost
+             count the first valid reply of a client, ignore later ones
+             settle as in the sequential engine, with the replies in the order of their ids
+             write row and checkpoint to the disk, then start the next round
 
-metrics.jsonl says in every row which clients were counted. It is cut back to the checkpoint on resuming, so
-"the last round that counted client u", which is sent with every request, is always the checkpoint's.
+Every row of metrics.jsonl lists the counted clients. Resuming truncates it to the checkpoint. So the last round that
+counted client u, which is sent with every request, is always that of the checkpoint.
 """
 
 import json
@@ -36,14 +36,14 @@ from fedncv.results import read_rows
 from fedncv.tree import num_bytes, row
 
 JOINED = "joined.json"
-POLL_SECONDS = 0.5  # between two looks for answers
-RETRY_SECONDS = 2.0  # before a client that failed is asked again
+POLL_SECONDS = 0.5  # between two checks for replies
+RETRY_SECONDS = 2.0  # before a request to a failed client is repeated
 
 log = logging.getLogger("fedncv.flower")
 
 
 class Grid(Protocol):
-    """What is used of Flower's Grid."""
+    """The part of Flower's Grid that is used here."""
 
     def get_nodes(self) -> Iterable[Any]: ...
 
@@ -53,17 +53,17 @@ class Grid(Protocol):
 
 
 class StoppedError(RuntimeError):
-    """The run cannot go on now; what is finished is on the disk, and resuming goes on from there."""
+    """The run cannot continue now; finished rounds are on the disk, and the run can be resumed."""
 
 
 class Gathered(NamedTuple):
-    """What became of the requests: accepted values, and the reasons why others are left out."""
+    """Results of the requests: accepted values, and the reasons why other replies are left out."""
 
     values: dict[int, Any]
     refused: dict[int, str]
 
 
-# ---- asking ---------------------------------------------------------------------------------------------
+# ---- requests -------------------------------------------------------------------------------------------
 
 
 def gather(
@@ -77,17 +77,17 @@ def gather(
     seconds: float,
     attempts: int,
 ) -> Gathered:
-    """One right answer from each client in ``nodes`` (client -> node), as far as they come in time.
+    """Return one valid reply from each client in ``nodes`` (client -> node) that replies in time.
 
-    ``receive`` makes a value of an answer or raises WireError: then the client is out of this round. A client
-    that is offline, fails or was restarted (and with it has lost the request) is asked again as soon as it is
-    there, ``attempts`` times in all. To be asked twice does no harm: it trains from what it kept, as before.
+    ``receive`` makes a value of a reply, or raises WireError: then the client is left out of this round. The request
+    to a client that is offline, fails or was restarted (and lost the request) is repeated as soon as the client is
+    available, ``attempts`` times in total. A repeated request is harmless: the client starts from the same state.
     """
     deadline = time.monotonic() + seconds
     waiting, pending = set(nodes), dict[str, int]()
     left = dict.fromkeys(nodes, attempts)
     not_before = dict.fromkeys(nodes, 0.0)
-    began: dict[int, str] = {}  # client -> when its node was activated, as of its latest request
+    began: dict[int, str] = {}  # client -> when its node was activated, at the latest request to it
     gathered = Gathered({}, {})
     while waiting and time.monotonic() < deadline:
         online = {node.node_id: node.last_activated_at for node in grid.get_nodes()}
@@ -98,7 +98,7 @@ def gather(
         now = time.monotonic()
         for u in sorted(waiting - set(pending.values())):
             if left[u] and nodes[u] in online and now >= not_before[u]:
-                ttl = max(1.0, deadline - now)  # an answer that comes later is of no use to anybody
+                ttl = max(1.0, deadline - now)  # a later reply is useless
                 message = Message(request(u), nodes[u], kind, ttl=ttl, group_id=group)
                 (sent,) = grid.push_messages([message])
                 left[u] -= 1
@@ -108,7 +108,7 @@ def gather(
         for answer in grid.pull_messages(set(pending)) if pending else ():
             u = pending.pop(answer.metadata.reply_to_message_id, -1)
             if u not in waiting:
-                continue  # answered before, or never asked
+                continue  # replied before, or never asked
             if answer.has_error():
                 log.warning("%s: client %d failed: %s", group, u, _short(answer.error.reason))
                 not_before[u] = time.monotonic() + RETRY_SECONDS
@@ -120,9 +120,9 @@ def gather(
                 gathered.values[u] = receive(u, answer)
             except WireError as error:
                 gathered.refused[u] = str(error)
-                log.warning("%s: reply of client %d refused: %s", group, u, error)
+                log.warning("%s: reply of client %d rejected: %s", group, u, error)
         if waiting and not pending and not any(left[u] for u in waiting):
-            break  # nobody is left to be asked
+            break  # no client left to ask
         if waiting:
             time.sleep(POLL_SECONDS)
     return gathered
@@ -136,14 +136,14 @@ def _short(reason: str | None) -> str:
 
 
 class Joined(NamedTuple):
-    """What clients said when they joined: samples each trains on, 0 for a client that is barred, and why."""
+    """Reports of the clients that joined: their training samples, 0 for an excluded client, and the reason."""
 
     sizes: dict[int, int]
     barred: dict[int, str]
 
 
 def join(grid: Grid, folder: Path, nodes: dict[int, int], rules: Rules) -> Joined:
-    """Ask every client once how many samples it trains on; what was said before is not asked again."""
+    """Ask every client once for its number of training samples; earlier reports are kept."""
     joined = _read_joined(folder)
     missing = {u: node for u, node in nodes.items() if u not in joined.sizes}
     if not missing:
@@ -153,7 +153,7 @@ def join(grid: Grid, folder: Path, nodes: dict[int, int], rules: Rules) -> Joine
         content = records(answer, ASK, what="the answer about samples")
         (count,) = whole_numbers(content, SAMPLES, what="the answer about samples")
         if not 1 <= count <= rules.max_samples:
-            raise WireError(f"it claims {count} samples, outside 1..{rules.max_samples}")
+            raise WireError(f"it reports {count} samples, outside 1..{rules.max_samples}")
         return count
 
     gathered = gather(
@@ -187,14 +187,14 @@ def _read_joined(folder: Path) -> Joined:
         sizes = {int(u): int(size) for u, size in said["sizes"].items()}
         return Joined(sizes, {int(u): str(why) for u, why in said["barred"].items()})
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise ValueError(f"{path} is damaged; restore it, or begin a new run") from None
+        raise ValueError(f"{path} is damaged; restore it, or start a new run") from None
 
 
 # ---- rounds ---------------------------------------------------------------------------------------------
 
 
 def serve(grid: Grid, folder: Path, config: RunConfig, form: Form, nodes: dict[int, int], rules: Rules) -> State:
-    """All rounds that are not finished yet. The folder holds config.toml, and the checkpoint if there is one."""
+    """Run all unfinished rounds. The folder holds config.toml, and the checkpoint if there is one."""
     joined = join(grid, folder, nodes, rules)
     problem = server_problem(config, form, [joined.sizes[u] for u in range(config.clients)])
     asked = {u: node for u, node in nodes.items() if u not in joined.barred}
@@ -211,7 +211,7 @@ def serve(grid: Grid, folder: Path, config: RunConfig, form: Form, nodes: dict[i
         began = time.perf_counter()
         while state.round < config.rounds:
             state, line = serve_round(grid, problem, state, template, asked, counted, rules)
-            ended = time.perf_counter()  # with the checkpoint of the round before
+            ended = time.perf_counter()  # including the previous round's checkpoint
             journal.append(state, line, {"round": state.round, "seconds": ended - began})
             began = ended
             journal.checkpoint()
@@ -221,7 +221,7 @@ def serve(grid: Grid, folder: Path, config: RunConfig, form: Form, nodes: dict[i
 
 
 def last_counted(rows: list[dict[str, Any]]) -> dict[int, int]:
-    """Client -> the last round whose row counts it."""
+    """Return client -> the last round whose row counts it."""
     return {u: line["round"] for line in rows for u in line.get("counted", [])}
 
 
@@ -234,7 +234,7 @@ def serve_round(
     counted: dict[int, int],
     rules: Rules,
 ) -> tuple[State, dict[str, Any]]:
-    """One round: (state, row of metrics)."""
+    """Run one round; return the state and the row of metrics."""
     drawn, number = draw(problem, state.round), state.round + 1
     down_S, b_SR = messages(problem, state, drawn.ids)
     downs = {u: Down(row(down_S, i), travelling(problem, b_SR[i])) for i, u in enumerate(drawn.ids.tolist())}
@@ -265,14 +265,14 @@ def serve_round(
     if len(gathered.values) < rules.min_replies:
         raise StoppedError(
             f"round {number} has {len(gathered.values)} replies within {rules.round_seconds:g} s, fewer than "
-            f"min_replies = {rules.min_replies}; see which clients are down, then resume"
+            f"min_replies = {rules.min_replies}; check which clients are down, then resume"
         )
     outcomes = [
         Outcome(u, num_bytes(down), _trained(problem, gathered.values[u]) if u in gathered.values else None)
         for u, down in downs.items()
     ]
     state, line = settle(problem, state, drawn, outcomes)
-    for unknown in ("loss", "samples", "gradients", "forwards"):  # clients keep these to themselves
+    for unknown in ("loss", "samples", "gradients", "forwards"):  # these stay at the clients
         line.pop(unknown)
     line["counted"] = sorted(gathered.values)
     absent = [u for u in downs if u not in gathered.values and u not in gathered.refused]
@@ -281,7 +281,7 @@ def serve_round(
 
 
 def _trained(problem: Problem, reply: Up) -> Trained:
-    """A reply as the sequential engine has it, without what did not travel."""
+    """Return a reply in the sequential engine's form, without the values that are not sent."""
     nothing = problem.model.start_P[:0]
     return Trained(nothing, reply.buffers_R, reply.up, Kept((), nothing), 0, 0, 0, torch.zeros(()))
 

@@ -1,4 +1,4 @@
-"""The Flower ServerApp: the server's folder and the run's settings in, rounds out."""
+"""The Flower ServerApp: runs the rounds from the server's folder and the run's settings."""
 
 import contextlib
 import fcntl
@@ -36,7 +36,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def log_to(path: Path) -> None:
-    """What happened to a run, in its folder: Flower throws a ServerApp's own output away."""
+    """Write the run's log into its folder, because Flower discards a ServerApp's output."""
     handler = logging.FileHandler(path)
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     log.addHandler(handler)
@@ -45,7 +45,7 @@ def log_to(path: Path) -> None:
 
 @contextlib.contextmanager
 def only_one(folder: Path) -> Iterator[None]:
-    """No two processes serve one run: a new one waits until an old one, cut off from its link, has ended."""
+    """Let only one process serve a run: a new one waits until an old, disconnected one has ended."""
     with (folder / "lock").open("w") as file:
         deadline = time.monotonic() + LOCK_SECONDS
         while True:

@@ -1,11 +1,10 @@
-"""Trees of tensors <-> Flower's ArrayRecord, and what a message is allowed to be.
+"""Convert trees of tensors to and from Flower's ArrayRecord, and check messages.
 
-    name of an array    path of the leaf, as "up.delta_P"
+    name of an array    path of the leaf, for example "up.delta_P"
     bytes of an array   the tensor's numbers, little-endian, C order: no pickle, no header, nothing to parse
 
-A receiver knows beforehand which names, types and shapes a message must have (its template). Whatever
-differs is refused by name before a tensor is made of it, so the size of what is decoded is bounded by what
-the method declares.
+A receiver knows in advance the names, types and shapes of a message (its template). It rejects any difference, by
+name, before it makes a tensor. So the method's declaration bounds the size of what is decoded.
 """
 
 import math
@@ -24,18 +23,18 @@ ARRAYS, ASK = "arrays", "ask"  # the two records of a message; a reply has the f
 
 
 class WireError(ValueError):
-    """A message that is not what its receiver may accept."""
+    """A message that the receiver must reject."""
 
 
 def encode(tree: Any) -> ArrayRecord:
-    """The tensors of a tree, by the names of their fields."""
+    """Return the tensors of a tree, by the names of their fields."""
     if sys.byteorder != "little":
         raise WireError("this machine is big-endian; federations of fedncv send little-endian numbers")
     return ArrayRecord({path: _array(path, leaf) for path, leaf in leaves(tree) if not _is_nothing(leaf)})
 
 
 def decode(record: ArrayRecord, template: Any, *, what: str) -> Any:
-    """The tree of the template's form with the numbers of ``record``; WireError where anything differs."""
+    """Return the numbers of ``record`` in the template's form; raise WireError if anything differs."""
     expected = {path: leaf for path, leaf in leaves(template) if not _is_nothing(leaf)}
     extra, missing = sorted(set(record) - set(expected)), sorted(set(expected) - set(record))
     if extra or missing:
@@ -46,7 +45,7 @@ def decode(record: ArrayRecord, template: Any, *, what: str) -> Any:
 
 
 def records(message: Message, *names: str, what: str) -> RecordDict:
-    """The content of a message that consists of just these records."""
+    """Return the content of a message that consists of exactly these records."""
     content = message.content
     if sorted(content) != sorted(names):
         raise WireError(f"{what} consists of {sorted(content)}, not of {sorted(names)}")
@@ -61,14 +60,14 @@ def arrays(content: RecordDict) -> ArrayRecord:
 
 
 def whole_numbers(content: RecordDict, *names: str, what: str) -> list[int]:
-    """The fields of the record of settings, all of them whole numbers from 0 to 2^62."""
+    """Return the fields of the record of settings, all of them whole numbers from 0 to 2^62."""
     found = content[ASK]
     if not isinstance(found, ConfigRecord) or sorted(found) != sorted(names):
         raise WireError(f"{what} asks {sorted(found)}, not {sorted(names)}")
     numbers = [found[name] for name in names]
     for name, value in zip(names, numbers, strict=True):
         if type(value) is not int or not 0 <= value <= 2**62:
-            raise WireError(f"{what}: {name} is {value!r}, not a whole number from 0 on")
+            raise WireError(f"{what}: {name} is {value!r}, not a whole number of at least 0")
     return [int(value) for value in numbers]  # type: ignore[arg-type]  # just checked
 
 
@@ -107,7 +106,7 @@ def _tensor(array: Array, leaf: Tensor) -> Tensor:
 
 
 def fill(template: Any, tensors: dict[str, Tensor], path: str = "") -> Any:
-    """The tree of the template's form with ``tensors`` by their paths; a leaf that is not among them stays."""
+    """Return the template's tree with ``tensors`` put in by their paths; other leaves stay."""
     if isinstance(template, Tensor):
         return tensors.get(path, template)
     if isinstance(template, tuple):

@@ -1,1 +1,1 @@
-"""Gradient variance, measured on a live run: at the model (``at_model``) and of the update (``update``)."""
+"""Measure gradient variance during a run: at the model (``at_model``) and of the update (``update``)."""

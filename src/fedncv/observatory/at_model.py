@@ -1,8 +1,8 @@
-"""Gradient variance at the model: how far mini-batches and clients are from the gradient of the whole federation.
+"""Gradient variance at the model: how far mini-batches and clients are from the gradient of all samples.
 
 At the frozen state of a round every client u holds n_u samples with gradients g_ui at the model it received
-(engine/gradients.py says of which loss, and why without batch statistics). p_u = n_u / n, N clients, of whom the
-study draws m, each of whom answers with probability q, and b_u = min(b, n_u) samples in a batch:
+(engine/gradients.py explains the loss, and why there are no batch statistics). p_u = n_u / n. The study samples m of N
+clients, each of which replies with probability q. A batch has b_u = min(b, n_u) samples:
 
     g_u, g    mean_i g_ui,   sum_u p_u g_u
     W_u       = (1 - b_u/n_u) / b_u * sum_i ||g_ui - g_u||^2 / (n_u - 1)     a batch drawn without replacement
@@ -13,12 +13,12 @@ study draws m, each of whom answers with probability q, and b_u = min(b, n_u) sa
     sampling  = (1 - m/N) / (m (N - 1)) sum_u ||N p_u g_u - g||^2 + N/m (1 - q)/q sum_u p_u^2 ||g_u||^2
     batches   = N/(m q) sum_u p_u^2 W_u
 
-within + between is the variance of one batch's gradient of a client drawn with probability p_u; sampling + batches
-that of a round of one step, sum_{u in S} p_u N/(m q) g_u(batch), with Horvitz-Thompson weights (law of total
-variance, both). All are squared norms summed over parameters, and exact: nothing is drawn.
+By the law of total variance, within + between is the variance of one batch's gradient of a client drawn with
+probability p_u, and sampling + batches is that of a round of one step, sum_{u in S} p_u N/(m q) g_u(batch), with
+Horvitz-Thompson weights. All are squared norms summed over parameters, and exact: nothing is drawn at random.
 
-Intervals are 95 %, over clients: the clients are taken as a sample of those there might be, and each is left out in
-turn (jackknife, on the logarithm, since all numbers are positive). Samples of a client are never resampled apart.
+Intervals are 95 %, over clients: the clients are treated as a random sample, and each is left out in turn (jackknife,
+on the logarithm, because all numbers are positive). A client is always left out with all its samples.
 
 N all clients, P parameters, L layers.
 """
@@ -41,7 +41,7 @@ PREFIX = "variance_"
 
 
 class Number(NamedTuple):
-    """A value and its 95 % interval over clients; None where leaving a client out leaves nothing to measure."""
+    """A value and its 95 % interval over clients; None if nothing can be measured without one of the clients."""
 
     value: float
     low: float | None
@@ -49,7 +49,7 @@ class Number(NamedTuple):
 
 
 class Split(NamedTuple):
-    """See the top of the file; sampling and batches are None where clients are not drawn uniformly."""
+    """See the top of the file; sampling and batches are None if clients are not sampled uniformly."""
 
     signal: Number
     within: Number
@@ -61,17 +61,17 @@ class Split(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Draw:
-    """How a study draws clients and batches."""
+    """How a study samples clients and batches."""
 
     batch: int
     per_round: int
     answering: float = 1.0
-    """Probability q that a drawn client answers."""
+    """Probability q that a sampled client replies."""
     uniform: bool = True
 
 
 class Scalars(NamedTuple):
-    """All that the numbers need of the gradients."""
+    """The sums of the gradients that the numbers need."""
 
     n_N: Numbers
     spread_N: Numbers  # sum_i ||g_ui - g_u||^2
@@ -81,12 +81,12 @@ class Scalars(NamedTuple):
 
 
 def measure(problem: Problem, state: State) -> Split:
-    """The split at ``state``: what a probed run writes, for a state of any origin."""
+    """Return the numbers that a probed run writes, for any ``state``."""
     return split(of_run(problem, state), problem)
 
 
 def measure_layers(problem: Problem, state: State) -> dict[str, Split]:
-    """The split of every layer, by its name in the model; all numbers but snr add up to those of ``measure``."""
+    """Return the split of every layer, by its name in the model; all except snr add up to those of ``measure``."""
     each = scalars(of_run(problem, state), problem.model.layout)
     return {name: split_of(one, draw_of(problem)) for name, one in zip(problem.model.layout.names, each, strict=True)}
 
@@ -106,7 +106,7 @@ def draw_of(problem: Problem) -> Draw:
 
 
 def row(measured: Split) -> dict[str, Any]:
-    """Keys of a row of metrics: variance_within, variance_within_low, variance_within_high and so on."""
+    """Return a row of metrics: variance_within, variance_within_low, variance_within_high and so on."""
     found: dict[str, Any] = {}
     for name, number in measured._asdict().items():
         if number is not None:
@@ -119,7 +119,7 @@ def row(measured: Split) -> dict[str, Any]:
 
 
 def scalars(gradients: Gradients, layout: Layout) -> list[Scalars]:
-    """For every layer."""
+    """Return the sums of every layer."""
     n_N = gradients.sizes_N.cpu().numpy()
     weight_N = (gradients.sizes_N / gradients.sizes_N.sum()).to(gradients.mean_NP.device)
     g_P = weighted_sum(weight_N, gradients.mean_NP)
@@ -135,7 +135,7 @@ def scalars(gradients: Gradients, layout: Layout) -> list[Scalars]:
 
 
 def added(layers: list[Scalars]) -> Scalars:
-    """Squared norms and inner products add up over layers."""
+    """Add the squared norms and inner products of all layers."""
     parts = zip(*(layer[1:] for layer in layers), strict=True)
     return Scalars(layers[0].n_N, *(sum(part) for part in parts))  # type: ignore[arg-type]
 
@@ -144,7 +144,7 @@ def added(layers: list[Scalars]) -> Scalars:
 
 
 class Sums(NamedTuple):
-    """Of a federation, or, as vectors, of the federations without each client."""
+    """Sums of a federation, or, as vectors, of the federations without each client."""
 
     clients: Any  # N
     signal: Any  # ||g||^2
@@ -166,7 +166,7 @@ def split_of(s: Scalars, draw: Draw) -> Split:
 
 
 def batch_variance(n_N: Numbers, spread_N: Numbers, batch: int) -> Numbers:
-    """W_u; 0 for a client that puts all its samples into one batch.
+    """Return W_u; 0 for a client with all its samples in one batch.
 
     >>> batch_variance(np.array([4.0, 2.0]), np.array([12.0, 1.0]), 2)  # (1 - 2/4) / 2 * 12 / 3
     array([1., 0.])
@@ -195,7 +195,7 @@ def squared_norms(s: Scalars) -> Numbers:
 
 
 def left_out(s: Scalars, batch: int) -> Sums | None:
-    """The sums of the N federations without one client; None where one of them would hold nothing.
+    """Return the sums of the N federations without one client; None if one of them would have no samples.
 
     Without u, and with k = p_u / (1 - p_u), g moves by -k (g_u - g), and the others' weights grow by 1 / (1 - p_u).
     """
@@ -215,7 +215,7 @@ def left_out(s: Scalars, batch: int) -> Sums | None:
 
 
 def numbers(of: Sums, draw: Draw) -> dict[str, Any]:
-    """The formulas at the top of the file; sum_u ||N p_u g_u - g||^2 = N^2 sum_u p_u^2 ||g_u||^2 - N ||g||^2."""
+    """Apply the formulas at the top of the file; sum_u ||N p_u g_u - g||^2 = N^2 sum_u p_u^2 ||g_u||^2 - N ||g||^2."""
     noise = of.within + of.between
     with np.errstate(divide="ignore", invalid="ignore"):
         found = {"signal": of.signal, "within": of.within, "between": of.between, "snr": of.signal / noise}

@@ -1,4 +1,4 @@
-"""Estimators compared at the same frozen states of one reference run, or each at the states of its own."""
+"""Compare estimators at the same frozen states of one reference run, or each at the states of its own run."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -13,7 +13,7 @@ from fedncv.observatory.shadow import Path, follow, states_along
 from fedncv.observatory.update import Row, probe
 
 OWN: Literal["own"] = "own"
-Tell = Callable[[str, int, int], Any]  # what is under way, rounds done, rounds in all
+Tell = Callable[[str, int, int], Any]  # current work, rounds done, total rounds
 
 
 def rows_of(
@@ -26,11 +26,10 @@ def rows_of(
     within: bool = True,
     tell: Tell = lambda _what, _done, _rounds: None,
 ) -> Iterator[Row]:
-    """A row for every method, run and round of ``at``, as soon as it is known.
+    """Yield a row for every method, run and round of ``at``, as soon as it is known.
 
-    ``configs`` are runs of one study that differ in what runs of one engine may (seed, partition, …): they are one
-    stack where that can be. ``reference`` is the method whose path all follow, or "own". ``within`` trains all clients
-    a second time.
+    ``configs`` are runs of one study that differ only in what runs of one stack may differ in (seed, partition, …).
+    ``reference`` is the method whose run all methods follow, or "own". ``within`` trains all clients a second time.
     """
     rounds = max(at)
     data = load(configs[0].data, configs[0].data_dir or None)
@@ -64,7 +63,7 @@ def rows_of(
 
 
 def check(config: RunConfig, methods: Sequence[str], reference: str) -> None:
-    """ValueError unless data, model, device and every method are there and have a model that all clients share."""
+    """Raise ValueError unless data, model and device exist, and every method has a model that all clients share."""
     data = load(config.data, config.data_dir or None)
     for method in dict.fromkeys([*methods, *([] if reference == OWN else [reference])]):
         (problem,) = _problems([config], method, data)

@@ -1,9 +1,9 @@
-"""Local training of all clients from a frozen state: what each of them would answer. Nobody keeps anything.
+"""Train all clients from a frozen state and return their replies. No state is changed.
 
-A state after t rounds is probed with the batches of round t, the very ones that the clients drawn next would
-train on; a replicate uses batches of its own, everything else being equal.
+A state after t rounds is probed with the batches of round t, which the next sampled clients would train on. A
+replicate uses other batches, and everything else is equal.
 
-N = clients that have a step to make, J = runs, K = rows of the stack, P = parameters.
+N = clients with at least one step, J = runs, K = rows of the stack, P = parameters.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,19 +25,19 @@ from fedncv.methods.base import BufferRule
 from fedncv.tree import stack, tree_map
 
 Engine = SequentialEngine | StackedEngine
-GOLDEN = 0x9E3779B97F4A7C15  # the golden ratio in 64 bits: replicates' seeds lie far apart
+GOLDEN = 0x9E3779B97F4A7C15  # the golden ratio in 64 bits: replicates' seeds are far apart
 
 
 class Everyone(NamedTuple):
-    """Answers in the order of ids; numbers in float64, so that differences of them are exact enough to square."""
+    """Replies in the order of ids; in float64, so that differences are exact enough to square."""
 
     ids_N: Tensor
-    delta_NP: Tensor  # x - y_u, to the bit as it was sent where it was
+    delta_NP: Tensor  # x - y_u, with the bits that were sent if it was sent
     ups: Any  # what `finish` sent, with a leading axis N
 
 
 def engine_for(problems: Sequence[Problem]) -> Engine:
-    """Stacked on a GPU or where it is asked for; otherwise one client after the other, in torch's layers."""
+    """Return the stacked engine on a GPU or if the config asks for it, else the sequential one in torch's layers."""
     if decide(problems).engine == "stacked":
         try:
             return StackedEngine(problems)
@@ -47,23 +47,23 @@ def engine_for(problems: Sequence[Problem]) -> Engine:
 
 
 def everyone(engine: Engine, states: Sequence[State], *, replicate: int = 0) -> list[Everyone]:
-    """All clients' answers in every run."""
+    """Return all clients' replies in every run."""
     if isinstance(engine, StackedEngine):
         return _stacked(engine, states, replicate)
     return [_one_by_one(p, s, replicate) for p, s in zip(engine.problems, states, strict=True)]
 
 
 class Point(NamedTuple):
-    """What clients begin a round with."""
+    """The model and running statistics at the start of a client's round."""
 
     x_P: Tensor
     buffers_R: Tensor
 
 
 def common_point(problem: Problem, state: State) -> Point:
-    """The model and running statistics that all clients are sent; ValueError where each has a part of its own.
+    """Return the model and running statistics sent to all clients; raise ValueError if clients have personal parts.
 
-    It is the model that they train from, as `begin` has it. A method may hand out another one for use.
+    This is the model that they train from, as in `begin`. A method may use another one for inference.
     """
     rule = problem.buffer_rule
     of_each = rule == "personal" or (isinstance(rule, BufferRule) and not rule.shared)
@@ -73,12 +73,12 @@ def common_point(problem: Problem, state: State) -> Point:
         )
     (arrival,) = arrivals(problem, state, np.array([0]))
     ask = problem.ask(0, arrival.buffers_R, state.round)
-    own = tree_map(lambda leaf: leaf.to(arrival.buffers_R.device), arrival.kept.own)  # clients may keep it elsewhere
+    own = tree_map(lambda leaf: leaf.to(arrival.buffers_R.device), arrival.kept.own)  # maybe on another device
     return Point(problem.method.begin(ask, arrival.down, own)[0], arrival.buffers_R)
 
 
 def doubled(tree: Any) -> Any:
-    """The tree with its floating-point numbers in float64."""
+    """Return the tree with its floating-point numbers in float64."""
     return tree_map(lambda leaf: leaf.double() if leaf.is_floating_point() else leaf, tree)
 
 
@@ -123,7 +123,7 @@ def _stacked(engine: StackedEngine, states: Sequence[State], replicate: int) -> 
 
 @contextmanager
 def _seeds(engine: StackedEngine, replicate: int) -> Iterator[None]:
-    """The engine with another seed for its batches; measuring is not counted as work."""
+    """Give the engine another seed for its batches; measuring is not counted as work."""
     seeds, work = engine._seeds, (engine.used, engine.computed)
     engine._seeds = [_another_seed(seed, replicate) for seed in seeds]
     try:
@@ -133,8 +133,8 @@ def _seeds(engine: StackedEngine, replicate: int) -> Iterator[None]:
 
 
 def _answers(ids_N: Tensor, x_P: Tensor, y_NP: Tensor, ups: Any) -> Everyone:
-    """The answers, where all of them are numbers; DivergedError names the first client whose are not."""
-    delta_NP = x_P - y_NP  # rounded as a client's own difference is, so that it is what the server is given
+    """Return the replies; raise DivergedError with the first client whose reply is not finite."""
+    delta_NP = x_P - y_NP  # rounded like a client's own difference, so that it equals what the server receives
     finite_N = finite_rows((delta_NP, ups))
     if not bool(finite_N.all()):
         client = int(ids_N[~finite_N][0])

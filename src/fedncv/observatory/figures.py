@@ -1,4 +1,4 @@
-"""Five pictures of the probes of the update, from their rows; a panel for each federation."""
+"""Plot the probes of the update from their rows: five figures, with a panel for each federation."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,13 +10,13 @@ from fedncv.figures import COLOURS, STYLES
 from fedncv.observatory.table import Row, aims, common, groups, mean_of, panels, reference_of, relative
 
 Axes = Any
-Look = dict[str, dict[str, Any]]  # method -> colour and line, the same in all pictures
+Look = dict[str, dict[str, Any]]  # method -> colour and line, the same in all figures
 Draw = Callable[[Axes, list[Row], Look], None]
-WIDTH = 5.6  # of a panel, inches: small enough that two side by side can be read on a page
+WIDTH = 5.6  # of a panel, inches: two panels side by side are readable on a page
 
 
 def draw_all(rows: list[Row], folder: Path, *, prefix: str = "") -> list[Path]:
-    """Every picture that the rows have something for."""
+    """Write every figure for which the rows have data."""
     folder.mkdir(parents=True, exist_ok=True)
     pictures: dict[str, tuple[Draw, Callable[[Row], bool]]] = {
         "error": (error_against_round, lambda _: True),
@@ -66,14 +66,14 @@ def _last(rows: list[Row]) -> list[Row]:
 
 
 def _legend(axes: Axes) -> None:
-    """Below the picture, where it hides nothing, in as many columns as the names leave room for."""
+    """Add a legend below the figure, in as many columns as the names allow."""
     _, labels = axes.get_legend_handles_labels()
     columns = max(1, int(13 * WIDTH) // (6 + max(map(len, labels))))  # 13 letters an inch, 6 for the line before a name
     axes.legend(frameon=False, fontsize=8, ncols=min(3, columns), loc="upper left", bbox_to_anchor=(-0.05, -0.14))
 
 
 def _log(axes: Axes) -> None:
-    """A logarithmic axis with plain numbers, also where it spans less than a decade."""
+    """Use a logarithmic axis with plain numbers, also if it spans less than a decade."""
     from matplotlib.ticker import LogLocator
 
     axes.set_yscale("log")
@@ -83,7 +83,7 @@ def _log(axes: Axes) -> None:
 
 
 def error_against_round(axes: Axes, rows: list[Row], look: Look) -> None:
-    """Mean squared error over the draw against the round, mean over seeds, beside the first method's full update."""
+    """Plot the mean squared error over the draw against the round, and the first method's full update."""
     methods = groups(rows, "method")
     own = reference_of(rows).startswith("each")
     for number, mine in enumerate(methods.values()):
@@ -91,7 +91,7 @@ def error_against_round(axes: Axes, rows: list[Row], look: Look) -> None:
         rounds = sorted(by_round)
         found = [mean_of(by_round[t], "mse", absolute=True) for t in rounds]
         values, halves = [n.value for n in found if n], [n.half for n in found if n]
-        apart = 0.006 * rounds[-1] * (number - (len(methods) - 1) / 2)  # so that bars do not hide each other
+        apart = 0.006 * rounds[-1] * (number - (len(methods) - 1) / 2)  # so that error bars do not overlap
         aside = [t + apart for t in rounds]
         axes.errorbar(aside, values, yerr=halves, label=_name(mine), marker="o", markersize=4, capsize=2, **style)
         if number == 0:
@@ -109,7 +109,7 @@ def error_against_round(axes: Axes, rows: list[Row], look: Look) -> None:
 
 
 def split(axes: Axes, rows: list[Row], look: Look) -> None:
-    """Where the error over draw and batches comes from: a bar a method, mean over the frozen states."""
+    """Plot the parts of the error over draw and batches: one bar per method, mean over the frozen states."""
     methods = groups(common(rows), "method")
     parts = {
         "between": ("clients differ (between)", "#D55E00"),
@@ -136,14 +136,14 @@ def split(axes: Axes, rows: list[Row], look: Look) -> None:
 
 
 def error_against_beta(axes: Axes, rows: list[Row], look: Look) -> None:
-    """mse(beta) = A - 2 beta B + beta^2 C at a method's last round, for every one that remembers; first seed."""
+    """mse(beta) = A - 2 beta B + beta^2 C at the last round, for every method with memory; first seed."""
     beta_G = np.linspace(-0.6, 1.3, 191)
     drawn: dict[tuple[float, ...], str] = {}
     for mine in groups(rows, "method").values():
         row = _last(mine)[0]
         a, b, c = (x / row["full2"] for x in row["curve"])
         style = look[row["method"]]
-        same = tuple(round(x, 6) for x in (a, b, c))  # methods that remember the same have one curve
+        same = tuple(round(x, 6) for x in (a, b, c))  # methods with the same memory share one curve
         if same not in drawn:
             drawn[same] = row["method"]
             axes.plot(beta_G, a - 2 * beta_G * b + beta_G**2 * c, **style)
@@ -159,12 +159,12 @@ def error_against_beta(axes: Axes, rows: list[Row], look: Look) -> None:
 
 
 def alphas(axes: Axes, rows: list[Row], look: Look) -> None:
-    """alpha_u in use against the best one for the next round, a point a client and seed, at a method's last round."""
+    """Plot alpha_u in use against the best one for the next round, one point per client and seed, at the last round."""
     seen: list[str] = []
     for mine in map(_last, groups(rows, "method").values()):
         style = look[mine[0]["method"]]
         used, best = (np.concatenate([row[name] for row in mine]) for name in ("alpha", "alpha_best"))
-        if str((used, best)) in seen:  # methods that correct alike have one cloud
+        if str((used, best)) in seen:  # methods with the same correction share one cloud
             continue
         seen.append(str((used, best)))
         left = [np.sum([row[f"drift_{name}"] for row in mine]) for name in ("without", "with", "best")]
@@ -178,7 +178,7 @@ def alphas(axes: Axes, rows: list[Row], look: Look) -> None:
 
 
 def layers(axes: Axes, rows: list[Row], look: Look) -> None:
-    """Error of a module over the squared full update of that module, mean over the frozen states."""
+    """Plot the error of each module relative to its squared full update, mean over the frozen states."""
     methods = groups(common(rows), "method")
     names = rows[0]["layers"]
     for number, mine in enumerate(methods.values()):

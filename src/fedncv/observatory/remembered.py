@@ -1,4 +1,4 @@
-"""What a server remembers of its clients, found by name: rows `h` or `h_NP`, `c`, `alpha` of its state."""
+"""A server's memory of its clients, found by name: rows `h` or `h_NP`, `c`, `alpha` of its state."""
 
 import re
 from typing import NamedTuple
@@ -10,15 +10,15 @@ from fedncv.tree import leaves
 
 
 class Rows(NamedTuple):
-    """Of the clients seen: places among the answers, and one row each."""
+    """The clients seen: their places among the replies, and one row each."""
 
     places_M: Tensor
     rows_M: Tensor
 
 
 def named_rows(server: object, name: str, ids_N: Tensor) -> Rows | None:
-    """Rows called ``name`` in a server's state: a dictionary by client, or a tensor over all clients in which a row of
-    zeros was never written."""
+    """Return the rows called ``name`` in a server's state: a dictionary by client, or a tensor over all clients, in
+    which a row of zeros is a client never seen."""
     ids = ids_N.tolist()
     found: dict[int, Tensor] = {}
     for path, leaf in leaves(server):

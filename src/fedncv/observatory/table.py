@@ -1,5 +1,5 @@
-"""Rows of probes as tables: a line a method, and errors by round. Where nothing else is said, everything squared is
-relative to |full update|^2."""
+"""Print rows of probes as tables: one line per method, and errors by round. Squared numbers are relative to
+|full update|^2 unless stated otherwise."""
 
 import json
 from pathlib import Path
@@ -22,8 +22,8 @@ class Number(NamedTuple):
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a file; a last line cut short is left out, and a state that stands twice is refused: a mean would
-    take it for two."""
+    """Return the rows of a file. An incomplete last line is left out. Raise ValueError if a state occurs twice, because
+    a mean would count it twice."""
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except OSError as error:
@@ -39,7 +39,7 @@ def read_rows(path: Path) -> list[Row]:
             raise ValueError(f"{path}, line {number}, is not a row of `fedncv variance`") from None
         if state in seen:
             raise ValueError(
-                f"{path}, line {number}: {state[1]}, seed {state[2]}, round {state[3]} stands there twice; "
+                f"{path}, line {number}: {state[1]}, seed {state[2]}, round {state[3]} occurs twice; "
                 "keep one of the two lines"
             )
         seen.add(state)
@@ -50,7 +50,7 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def groups(rows: list[Row], name: str) -> dict[Any, list[Row]]:
-    """Rows by the value they have under a name, in the order they came."""
+    """Group rows by their value of ``name``, in the order of the rows."""
     found: dict[Any, list[Row]] = {}
     for row in rows:
         found.setdefault(row[name], []).append(row)
@@ -58,7 +58,7 @@ def groups(rows: list[Row], name: str) -> dict[Any, list[Row]]:
 
 
 def panels(rows: list[Row]) -> dict[str, list[Row]]:
-    """Rows of each federation."""
+    """Group rows by federation."""
     found: dict[str, list[Row]] = {}
     for row in rows:
         found.setdefault(federation(row), []).append(row)
@@ -70,16 +70,16 @@ def federation(row: Row) -> str:
 
 
 def common(rows: list[Row]) -> list[Row]:
-    """Rows at the states (seed and round) at which all the methods were probed: their means can be compared. All rows
-    where there is no such state."""
+    """Return the rows at the states (seed and round) at which all methods were probed, so that their means can be
+    compared. Return all rows if there is no such state."""
     states = [{(row["seed"], row["round"]) for row in some} for some in groups(rows, "method").values()]
     shared = set.intersection(*states)
     return [row for row in rows if (row["seed"], row["round"]) in shared] or rows
 
 
 def against_fedavg(rows: list[Row]) -> list[Row]:
-    """Rows with `less` = mse of FedAvg / mse, both absolute, where FedAvg was probed at the very same models. Rows of
-    FedAvg itself and those around another aim have none and are left out."""
+    """Add `less` = mse of FedAvg / mse, both absolute, to rows if FedAvg was probed at the same models. Rows of FedAvg
+    itself and rows with another target are left out."""
 
     def models(row: Row) -> tuple[Any, ...]:
         return row["reference"], row["seed"], row["round"]
@@ -94,8 +94,8 @@ def relative(row: Row, name: str) -> float:
 
 
 def mean_of(rows: list[Row], name: str, *, absolute: bool = False) -> Number | None:
-    """Mean over frozen states. The interval is over seeds (Student's t on the seeds' means) from three seeds on; else
-    it is that of the states' own intervals, taken as independent, and covers nothing but the draws."""
+    """Return the mean over frozen states. From three seeds on the interval is over seeds (Student's t on the seeds'
+    means). Otherwise it combines the states' own intervals as if independent, and covers only the draws."""
     found = [row for row in rows if row.get(name) is not None and np.isfinite(row[name])]
     if not found:
         return None
@@ -126,7 +126,7 @@ MEMORY = {"beta": "β", "beta_best": "best β", "rho2": "ρ²", "without": "with
 
 
 def print_tables(rows: list[Row]) -> None:
-    """What the numbers are is said below the tables."""
+    """Print the tables, with an explanation of the numbers below them."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -187,17 +187,15 @@ def notes(rows: list[Row]) -> str:
     enough = all(len(groups(some, "seed")) >= ENOUGH_SEEDS for some in panels(rows).values())
     unit = "seed" if enough else "draw; numbers without one are exact"
     lines = [
-        "E|error|²: of the aggregated update, over the draw of clients. All else relative to |sum p Δ|², the method's",
-        "own update if all clients took part. within: noise of mini-batches; between: clients that differ; without:",
-        "the error without the memory; plain: the error of FedAvg's weights on the very same updates.",
+        "E|error|²: of the aggregated update, over the draw of clients. All others are relative to |sum p Δ|², the",
+        "method's own update with all clients. within: noise of mini-batches; between: differences of clients;",
+        "without: the error without memory; plain: the error of FedAvg's weights on the same updates.",
         f"± 95 % intervals, unit of resampling: the {unit}.",
     ]
     if not enough and against_fedavg(rows):
-        lines.append("Ratios to the error of a FedAvg round are not exact, and have an interval from three seeds on.")
+        lines.append("Ratios to the error of a FedAvg round are not exact, and need three seeds for an interval.")
     if not aims(rows):
-        lines.append(
-            "* aims at something else than sum p Δ (other weights or another scale): error around its own aim."
-        )
+        lines.append("* has another target than sum p Δ (other weights or another scale): error around its own target.")
     return "\n".join(lines)
 
 
@@ -219,7 +217,7 @@ def _with_half(number: Number, value: str, half: str) -> str:
 
 
 def _short(x: float) -> str:
-    """Three digits, and nothing below a thousandth.
+    """Format with three digits, and with 0 below a thousandth.
 
     >>> _short(0.0123), _short(1.234), _short(12.34), _short(3e-21), _short(1 - 1e-15)
     ('0.012', '1.23', '12.3', '0', '1.00')

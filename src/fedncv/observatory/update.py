@@ -1,35 +1,35 @@
-"""Probes of the update: all clients train from a frozen state, and the server's step is set against full participation.
+"""Probe the update: train all clients from a frozen state and compare the server's step with full participation.
 
 With Delta_u = x - y_u, p_u = n_u / n, g = sum_u p_u Delta_u (full participation), and errors as in errors.py:
 
-    full2        |g|^2, what everything squared is to be compared with
-    mse, bias2, variance    of the step over the draw, against the method's own step if all answered
+    full2        |g|^2, the reference for all squared numbers
+    mse, bias2, variance    of the step over the draw, around the method's own step with all replies
                  mse = bias2 + variance
     offset2      |step(all) - g|^2: what the server adds or reweighs on purpose (velocity, SCAFFOLD's equal weights)
-    aims         is step(all) = g + what is known before the draw? Else mse is around another aim, on another scale.
-                 Known from a second training of all clients: step(all) must change by as much as g does
-    plain, …     the same for FedAvg's self-normalised weights p_u / sum_S p_v on the very same Delta_u
+    aims         is step(all) = g + a term known before the draw? Otherwise mse is around another target or scale.
+                 Tested by a second training of all clients: step(all) must change by as much as g does
+    plain, …     the same for FedAvg's self-normalised weights p_u / sum_S p_v on the same Delta_u
     times        plain / mse
     cosine       E cos(g + error, g)                                       (unit: the draw, unless all were listed)
-    drift        sqrt(sum_u p_u |Delta_u|^2), how far clients go                    (unit of resampling: the client)
-    apart        sum_u p_u |Delta_u - g|^2, how far they go apart                   (unit: the client)
+    drift        sqrt(sum_u p_u |Delta_u|^2), length of the clients' updates        (unit of resampling: the client)
+    apart        sum_u p_u |Delta_u - g|^2, spread of the clients' updates          (unit: the client)
     within       E_S Var(step | S) over batch orders;   between   Var_S(E[step | S]);   together the variance over both.
                  From two independent trainings d, d' of all clients, with w the weights of the draw:
                  within = E|sum_u w_u (d_u - d'_u)|^2 / 2,   between = Cov_S(sum_u w_u d_u, sum_u w_u d'_u)
-    beta         what multiplies the remembered updates h_u in the step (found from the step itself)
-    beta_best    E<e_Delta, e_h> / E|e_h|^2, which makes mse least: e_Delta, e_h the errors of Delta and h under the
+    beta         the factor of the stored updates h_u in the step (found from the step itself)
+    beta_best    E<e_Delta, e_h> / E|e_h|^2, which minimises mse: e_Delta, e_h the errors of Delta and h under the
                  method's weights, since mse(beta) = E|e_Delta|^2 - 2 beta E<e_Delta, e_h> + beta^2 E|e_h|^2
-    without      mse(0), what there would be without the memory
+    without      mse(0), the error without the memory
     best         mse(beta_best) = (1 - rho2) mse(0)
     alpha        of every client seen, in use;   alpha_best   <c_u' - c', c_u - c> / |c_u - c|^2 in [0, 1], with the
                  gradients c_u' that this training found
     drift_…      sum_u p_u |c_u' - c' - alpha_u (c_u - c)|^2 with alpha_u = 0 (without), in use (with) and best
     layer_…      mse, plain and full2 by module: the sum over its parameters
 
-All are conditional on the frozen state and on the batches of the next round. Lists, `layer_` and `drift_` are without
-an interval; others are name, name_low, name_high, 95 %, over the row's `unit` unless said otherwise above.
+All are conditional on the frozen state and on the batches of the next round. Lists, `layer_` and `drift_` have no
+interval; others are name, name_low, name_high, 95 %, over the row's `unit` unless stated otherwise above.
 
-A server's memory is found by its name: rows `h` (or `h_NP`), `c` and `alpha` of its state, as docs/theory.md has them.
+A server's memory is found by its name: rows `h` (or `h_NP`), `c` and `alpha` of its state, as in docs/theory.md.
 """
 
 from typing import Any
@@ -58,14 +58,14 @@ from fedncv.observatory.everyone import Everyone
 from fedncv.observatory.remembered import named_rows
 
 Row = dict[str, Any]
-SAME = 1e-4  # of an update's length: far above the rounding of a float32 update, far below what makes a difference
-IN_USE = 1e-2  # a beta from which on the memory of clients never seen can be read off the step
+SAME = 1e-4  # of an update's length: far above float32 rounding, far below a relevant difference
+IN_USE = 1e-2  # above this beta the step shows the memory of clients never seen
 
 
 def probe(
     problem: Problem, state: State, answers: Everyone, again: Everyone | None = None, *, num_draws: int = 2000
 ) -> Row:
-    """Everything above as one row; ``again`` is a second training of all clients, for within and between."""
+    """Return all numbers above as one row; ``again`` is a second training of all clients, for within and between."""
     server = frozen_server(problem, state, answers)
     draws = draws_of(problem, state, answers, num_draws=num_draws)
     errors = errors_of(server, draws, answers)
@@ -96,18 +96,18 @@ def probe(
 
 
 def _named(**numbers: Interval) -> Row:
-    """name, name_low, name_high of each."""
+    """Return name, name_low, name_high of each."""
     parts = (("", "value"), ("_low", "low"), ("_high", "high"))
     return {name + end: getattr(number, part) for name, number in numbers.items() for end, part in parts}
 
 
 def _padded(v_NP: Tensor) -> Tensor:
-    """With a constant part of zero."""
+    """Append a constant part of zero."""
     return torch.cat([v_NP, torch.zeros_like(v_NP[:1])])
 
 
 def _times(errors: Errors, mse: Interval, fedavg: Weights, plain_KP: Tensor) -> Interval:
-    """plain / mse. The jackknife leaves out a draw of both where both are over the same draws."""
+    """plain / mse. The jackknife leaves out one draw of both if both are over the same draws."""
     if mse.value <= 0:
         return Interval.exact(float("nan"))
     plain_D = each_product(fedavg, plain_KP @ plain_KP.T)
@@ -183,7 +183,7 @@ def _batch_orders(problem: Problem, state: State, errors: Errors, answers: Every
 
 
 def _steps_again(server: Server, errors: Errors, answers: Everyone, again: Everyone) -> Tensor:
-    """d'_u. Most servers take an update as it is: d'_u - d_u = omega_u (Delta'_u - Delta_u), tried on two clients."""
+    """d'_u. Most servers do not change an update: d'_u - d_u = omega_u (Delta'_u - Delta_u), tried on two clients."""
     omega_N = server.p_N / server.inclusion_N if errors.form == "sum" else torch.ones_like(server.p_N)
     moved_NP = omega_N[:, None] * (again.delta_NP - answers.delta_NP)
     places = torch.arange(len(moved_NP), device=moved_NP.device)
@@ -194,18 +194,18 @@ def _steps_again(server: Server, errors: Errors, answers: Everyone, again: Every
     return torch.stack([server.step(places[u : u + 1], False) for u in range(len(places))])
 
 
-# ---- what servers remember -----------------------------------------------------------------------------
+# ---- memory of the server ------------------------------------------------------------------------------
 
 
 def _memory(server: Server, errors: Errors, draws: Draws, answers: Everyone) -> Row:
-    """The coefficient of the remembered updates: in use, best, and what they do to the error."""
+    """Return the coefficient of the stored updates: in use, best, and their effect on the error."""
     remembered = named_rows(server.state, "h", answers.ids_N)
     if remembered is None or len(remembered.places_M) < 2 or errors.form == "none":
         return {}
     delta_NP, p_N, places_M = answers.delta_NP, server.p_N, remembered.places_M
     if remembered.rows_M.shape[1:] != delta_NP.shape[1:]:
         return {}
-    # the control variate as the step has it: beta h_u up to a constant, or not a memory of updates at all
+    # the control variate as used in the step: beta h_u up to a constant; otherwise it is not a memory of updates
     control_NP = delta_NP - errors.d_NP
     omega_N = p_N / server.inclusion_N
     if errors.form == "sum":
@@ -218,7 +218,7 @@ def _memory(server: Server, errors: Errors, draws: Draws, answers: Everyone) -> 
     beta = float((c_MP * h_MP).sum() / length2)
     if (c_MP - beta * h_MP).square().sum() > SAME**2 * delta_NP[places_M].square().sum():
         return {}
-    # a client never seen: as the step has it, or, where the step hardly shows it, as the mean of those seen
+    # a client never seen: as in the step or, if the step hardly shows it, the mean of the clients seen
     unseen_NP = (p_N[places_M] @ rows_MP / p_N[places_M].sum()).expand_as(delta_NP)
     if abs(beta) > IN_USE:
         unseen_NP = (control_NP - seen_MP.mean(dim=0)) / beta + rows_MP.mean(dim=0)

@@ -1,1 +1,1 @@
-"""Result files in; one page, figures and tables out. Trains nothing and imports nothing that does."""
+"""Make a page, figures and tables from result files. Trains nothing and imports no training code."""

@@ -1,4 +1,4 @@
-"""The figures as files, for papers and slides: the same numbers as the page and the CSV."""
+"""Write the figures as files, for papers and slides, with the numbers of the page and the CSV files."""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from fedncv.report.gather import Results
 from fedncv.report.names import OURS
 from fedncv.report.table import scaled
 
-# Okabe and Ito's colours: told apart by colour-blind readers too; line styles repeat the information.
+# Okabe and Ito's colours, which colour-blind readers can distinguish; line styles repeat the information.
 COLOURS = ["#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#6A51A3", "#333333"]
 STYLES = ["-", "--", ":", "-."]
 CHARACTER = 0.075  # inches, of the font size below
@@ -17,7 +17,7 @@ PLAIN: Any = {"svg.hashsalt": "fedncv", "font.size": 9, "axes.spines.top": False
 
 
 def save_all(results: Results, folder: Path) -> list[Path]:
-    """Every figure as PNG and SVG; equal results give equal files."""
+    """Write every figure as PNG and SVG; equal results give equal files."""
     import matplotlib as mpl
 
     written = []
@@ -27,7 +27,7 @@ def save_all(results: Results, folder: Path) -> list[Path]:
             for suffix, metadata in (("png", {"Software": None}), ("svg", {"Date": None})):
                 path = folder / f"{name}.{suffix}"
                 if figure is None:
-                    path.unlink(missing_ok=True)  # of an earlier report
+                    path.unlink(missing_ok=True)  # from an earlier report
                     continue
                 figure.savefig(path, dpi=150, metadata=metadata)
                 written.append(path)
@@ -35,7 +35,7 @@ def save_all(results: Results, folder: Path) -> list[Path]:
 
 
 def look(results: Results, method: str) -> dict[str, Any]:
-    """The colour and style a method has in every figure, and on the page."""
+    """Return the colour and style of a method, the same in every figure and on the page."""
     i = sorted(results.methods, key=lambda each: each != OURS).index(method)
     width = 2.6 if method == OURS else 1.4
     if i == 0:
@@ -44,7 +44,7 @@ def look(results: Results, method: str) -> dict[str, Any]:
 
 
 def curves(results: Results) -> Any:
-    """The score before local training against rounds, a panel a column, as in Figs. 1 and 3."""
+    """Plot the score before local training against rounds, one panel per column, as in Figs. 1 and 3."""
     columns = [column for column in results.columns if "before" in series.curves(column)]
     if not columns:
         return None
@@ -76,7 +76,7 @@ def curves(results: Results) -> Any:
 
 
 def dots(results: Results) -> Any:
-    """The scores at the end, before (open) and after (filled), with 95 % intervals over seeds; a panel a column."""
+    """Plot final scores, before (open) and after (filled), with 95 % intervals over seeds, one panel per column."""
     columns = [column for column in results.columns if column.runs]
     if not columns:
         return None
@@ -110,7 +110,7 @@ def dots(results: Results) -> Any:
 
 
 def clients(results: Results) -> Any:
-    """Spread of single clients' scores before local training at the end."""
+    """Plot the spread of the clients' final scores before local training."""
     columns = [column for column in results.columns if "before" in series.clients(column)]
     if not columns:
         return None
@@ -130,7 +130,7 @@ def clients(results: Results) -> Any:
 
 
 def scale(results: Results) -> Any:
-    """The score at the end against the number of clients, before and after, as in Fig. 2."""
+    """Plot the final score against the number of clients, before and after, as in Fig. 2."""
     found = series.over_clients(results)
     if not found:
         return None
@@ -150,12 +150,12 @@ def scale(results: Results) -> Any:
 
 
 def _row(results: Results, method: str) -> int:
-    """How far down a method stands, in every panel."""
+    """Return the row of a method, the same in every panel."""
     return results.methods.index(method)
 
 
 def _panels(count: int, *, height: float, names_of: list[str] | None = None) -> tuple[Any, list[Any]]:
-    """Up to four panels a row; with methods' names down the side of the first one of each row."""
+    """Make up to four panels per row, with the methods' names at the first one of each row."""
     from matplotlib.figure import Figure
 
     down = -(-count // 4)
@@ -174,7 +174,7 @@ def _panels(count: int, *, height: float, names_of: list[str] | None = None) -> 
 
 
 def _legend(figure: Any, panels: list[Any], *, title: str | None = None) -> None:
-    """Below the panels, in as many columns as its longest label lets it have; the figure grows by its lines."""
+    """Add a legend below the panels, in as many columns as its longest label allows; the figure grows by its lines."""
     found: dict[str, Any] = {}
     for panel in panels:
         for line, label in zip(*panel.get_legend_handles_labels(), strict=True):

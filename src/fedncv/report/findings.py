@@ -1,4 +1,4 @@
-"""What the numbers say in a sentence: FedNCV at its worst, and what its parts give. Without the rows, nothing."""
+"""Sentences about the numbers: FedNCV's worst column, and the gain of its parts. Empty if the runs are missing."""
 
 import math
 
@@ -11,7 +11,7 @@ from fedncv.results import Score
 
 
 def findings(results: Results) -> list[str]:
-    """Of several columns, how FedNCV stands against the best other method; of one, what its parts give."""
+    """Compare FedNCV with the best other method if there are several columns; give its parts' gains if there is one."""
     if len(results.columns) > 1:
         return _at_worst(results)
     return [said for column in results.columns for said in _parts(column, results.score)]
@@ -38,10 +38,10 @@ def _at_worst(results: Results) -> list[str]:
     points = " points" if results.score.unit else ""
     by = "level with"
     if gap.difference:
-        by = f"{results.score.show(abs(gap.difference), 2)}{points} {'ahead of' if gap.difference > 0 else 'behind'}"
+        by = f"{results.score.show(abs(gap.difference), 2)}{points} {'above' if gap.difference > 0 else 'below'}"
     interval = f" (95 %: {_ends(gap, results.score)})" if not math.isnan(gap.low) else ""
     return [
-        f"FedNCV is ahead of the best other method in {ahead} of {len(gaps)} columns; in {sure} of them every "
+        f"FedNCV is better than the best other method in {ahead} of {len(gaps)} columns; in {sure} of them every "
         "paired 95 % interval against every other method is above zero.",
         f"At worst it is {by} {names.method(best)}{interval}: {where}.",
     ]
@@ -56,12 +56,12 @@ def _parts(column: Column, score: Score) -> list[str]:
         said.append(f"The label prior {'; it '.join(given)}.")
     drift = _gain(column, OURS, f"{OURS}:drift=off", score)
     if drift:
-        said.append(f"The drift correction adds {drift}, on top of the label prior and all other parts.")
+        said.append(f"The drift correction adds {drift} to the label prior and all other parts.")
     return said
 
 
 def _gain(column: Column, method: str, without: str, score: Score) -> str:
-    """a - b before and after; empty where either has no run."""
+    """Return a - b before and after; empty if one of them has no run."""
     words: list[str] = []
     for metric in METRICS:
         scores = column.scores(metric)

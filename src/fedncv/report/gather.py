@@ -1,7 +1,7 @@
-"""Everything a report is made from, read from a study's folder or from any folder of runs.
+"""Read everything a report needs from a study's folder or from any folder of runs.
 
-Only finished runs are averaged. All others are named, with the reason. Runs that do not follow one protocol
-are refused, with the fields in which they differ.
+Only finished runs are averaged. All others are listed with the reason. Runs of different protocols are an error that
+lists the fields that differ.
 """
 
 import json
@@ -17,7 +17,7 @@ from fedncv.results import CONFIG, PERCENT, TIMING, Run, Score, check_folder, re
 from fedncv.study import FILE, NEUTRAL, TUNING, Study, read_study
 
 NO_SEED = -1  # of a run whose config cannot be read
-DEPTH = 4  # folders below the one that was named
+DEPTH = 4  # levels of folders below the given one
 
 
 class Missing(NamedTuple):
@@ -26,7 +26,7 @@ class Missing(NamedTuple):
     column: str
     method: str
     seed: int
-    status: str  # not begun, unfinished, failed, unreadable
+    status: str  # not started, unfinished, failed, unreadable
     reason: str
 
     @property
@@ -34,14 +34,14 @@ class Missing(NamedTuple):
         return self.method if self.seed == NO_SEED else f"{self.method} seed {self.seed}"
 
 
-@dataclass(frozen=True, eq=False)  # hashed by identity: what is computed from one is kept
+@dataclass(frozen=True, eq=False)  # hashed by identity, so that computed values can be cached
 class Column:
     """One dataset, or one dataset at one number of clients or in one variant of the study."""
 
     name: str
     settings: Settings
     runs: dict[str, list[Run]]  # method -> its finished runs, by seed
-    folder: Path | None = None  # where a study keeps this column
+    folder: Path | None = None  # the study's folder of this column
 
     @property
     def data(self) -> str:
@@ -53,19 +53,19 @@ class Column:
 
     @property
     def as_in_paper(self) -> bool:
-        """Whether all of it follows the paper's protocol."""
+        """Whether all runs follow the paper's protocol."""
         return all(map(paper.follows, self._all_settings()))
 
     @property
     def as_in_fig2(self) -> bool:
-        """Whether all of it follows that protocol, with more clients or fewer."""
+        """Whether all runs follow the paper's protocol, with any number of clients."""
         return all(map(paper.follows_but_for_size, self._all_settings()))
 
     def _all_settings(self) -> list[Settings]:
         return [self.settings, *(run.config for runs in self.runs.values() for run in runs)]
 
     def printed(self, method: str, metric: str) -> paper.Printed | None:
-        """The paper's value, where the two may be compared."""
+        """Return the paper's value, if the two may be compared."""
         return paper.printed(self.data, method, metric) if self.as_in_paper else None
 
     @property
@@ -76,7 +76,7 @@ class Column:
         return f"{where}, {variant.replace('-', ' ')}" if variant else where
 
     def scores(self, metric: str) -> dict[str, dict[int, float]]:
-        """method -> seed -> value at the end; a method that has none is left out."""
+        """Return method -> seed -> final value; a method without one is left out."""
         found: dict[str, dict[int, float]] = {}
         for method, runs in self.runs.items():
             values = {run.config.seed: run.last(metric) for run in runs if run.last(metric) is not None}
@@ -95,12 +95,12 @@ class Results(NamedTuple):
     folder: Path
     title: str
     study: Study | None
-    made_with: dict[str, str]  # the command and versions, where a study says so
+    made_with: dict[str, str]  # the command and versions, if the study has them
     columns: list[Column]
     methods: list[str]
     missing: list[Missing]
     num_planned: int
-    differing: list[str]  # fields that differ by permission
+    differing: list[str]  # fields that may differ, and do
 
     @property
     def num_finished(self) -> int:
@@ -108,7 +108,7 @@ class Results(NamedTuple):
 
     @property
     def score(self) -> Score:
-        """What is compared; all runs are of one task."""
+        """The score to compare; all runs have the same task."""
         scores = (run.score for column in self.columns for runs in column.runs.values() for run in runs)
         return next(scores, PERCENT)
 
@@ -121,12 +121,12 @@ class Results(NamedTuple):
 
 
 def gather(folder: Path, *, allow: tuple[str, ...] = ()) -> Results:
-    """Read it all. ``allow`` names fields in which the runs of one table may differ."""
+    """Read all results. ``allow`` names fields in which the runs of one table may differ."""
     check_folder(folder)
     study = read_study(folder) if (folder / FILE).exists() else None
     paths = _find(folder)
     if not paths and study is None:
-        raise ValueError(f"{folder} holds no run (no {CONFIG} in it or below); fedncv study and fedncv run make some")
+        raise ValueError(f"{folder} holds no run (no {CONFIG} in or below it); make some with fedncv run or study")
     runs, unreadable = read_runs(paths)
     if study is not None and (study.tuning is not None or study.lr):
         allow = (*allow, "lr")
@@ -138,10 +138,10 @@ def gather(folder: Path, *, allow: tuple[str, ...] = ()) -> Results:
     columns, missing = _columns(folder, study, runs, unreadable)
     if study is None and not any(column.runs for column in columns):
         first = missing[0]
-        more = f"; {len(missing) - 1} more are not either" if len(missing) > 1 else ""
+        more = f"; {len(missing) - 1} more are not finished" if len(missing) > 1 else ""
         raise ValueError(
-            f"{folder} holds no finished run, and a report needs one: {first.name} is {first.status} "
-            f"({first.reason or 'no rounds'}){more}; `fedncv resume` goes on with runs that were stopped"
+            f"{folder} holds no finished run, but a report needs one: {first.name} is {first.status} "
+            f"({first.reason or 'no rounds'}){more}; continue stopped runs with `fedncv resume`"
         )
     for error in unreadable.values():
         print(f"left out: {error}", file=sys.stderr)
@@ -154,7 +154,7 @@ def gather(folder: Path, *, allow: tuple[str, ...] = ()) -> Results:
 
 
 def _find(folder: Path) -> list[Path]:
-    """The folder itself or the runs below it, without those that only served tuning."""
+    """Return the folder itself or the runs below it, without tuning runs."""
     found = []
     for depth in range(DEPTH + 1):
         for path in folder.glob("/".join(["*"] * depth + [CONFIG])):
@@ -164,7 +164,7 @@ def _find(folder: Path) -> list[Path]:
 
 
 def _check_protocol(folder: Path, runs: list[Run], allow: tuple[str, ...]) -> list[str]:
-    """The permitted fields that differ; ValueError with those that differ without permission."""
+    """Return the permitted fields that differ; raise ValueError with those that differ without permission."""
     differing, refused = [], []
     for f in fields(RunConfig):
         if f.name in ("method", "seed", "data", *NEUTRAL):
@@ -180,7 +180,7 @@ def _check_protocol(folder: Path, runs: list[Run], allow: tuple[str, ...]) -> li
     if refused:
         raise ValueError(
             f"these runs follow different protocols and cannot share a table: {'; '.join(refused)}; "
-            f"report them apart, or permit it with --allow {' '.join(word.split()[0] for word in refused)}"
+            f"report them separately, or permit it with --allow {' '.join(word.split()[0] for word in refused)}"
         )
     return differing
 
@@ -207,7 +207,7 @@ def _columns(
             reason = f"round {run.rounds} of {config.rounds}"
             if run.status == "failed":
                 reason = f"{run.rows[-1]['failed']} ({reason})"
-            status = run.status if run.rows else "not begun"
+            status = run.status if run.rows else "not started"
             missing.append(Missing(name, config.method, config.seed, status, reason if run.rows else ""))
     for path, error in unreadable.items():
         missing.append(_unreadable(folder, path, error, study))
@@ -216,7 +216,7 @@ def _columns(
         for cell in study.cells():
             key = (str(cell.folder.parent), cell.config.method, cell.config.seed)
             if key not in seen:
-                missing.append(Missing(*key, "not begun", ""))
+                missing.append(Missing(*key, "not started", ""))
     for column in columns.values():
         for group in column.runs.values():
             group.sort(key=lambda run: run.config.seed)
@@ -230,7 +230,7 @@ def _columns(
 
 
 def _unreadable(folder: Path, path: Path, error: str, study: Study | None) -> Missing:
-    """By the study's plan or by its own config; where that too is damaged, by its folder."""
+    """Describe the run by the study's plan or its own config; if that is damaged too, by its folder."""
     for cell in study.cells() if study else []:
         if path == folder / cell.folder:
             return Missing(str(cell.folder.parent), cell.config.method, cell.config.seed, "unreadable", error)
@@ -242,7 +242,7 @@ def _unreadable(folder: Path, path: Path, error: str, study: Study | None) -> Mi
 
 
 def seconds(run: Run) -> float | None:
-    """What the run's clocks add up to; None where they are lost. Runs that went together were given equal shares."""
+    """Return the sum of the run's clocks; None if they are lost. Runs that trained together have equal shares."""
     path = run.folder / TIMING
     if not path.exists():
         return None
@@ -256,7 +256,7 @@ def seconds(run: Run) -> float | None:
 
 
 def command(results: Results) -> str:
-    """What repeats these runs."""
+    """Return the command that repeats these runs."""
     if results.made_with.get("command"):
         return results.made_with["command"]
     config, plain = results.protocol, RunConfig()

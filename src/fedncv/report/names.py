@@ -1,4 +1,4 @@
-"""How methods and datasets are written for people."""
+"""Display names of methods, datasets and metrics."""
 
 import re
 
@@ -29,8 +29,8 @@ METHODS = {
     "fedncv": "FedNCV",
     "fedncv-paper": "FedNCV, as printed",
 }
-# Variants of FedNCV by what they lack and what they have. A variant that sets all six of the parts is FedAvg with
-# those that it has: everything off is FedAvg.
+# Variants of FedNCV by the parts they lack and have. A variant that sets all six parts is FedAvg with the parts that
+# are on; with all parts off it is FedAvg.
 WITHOUT = {
     "drift=off": "drift correction",
     "even=off": "even samples",
@@ -73,12 +73,12 @@ METRICS = {
     "before_worst_decile": "before, worst tenth of clients",
     "after_client_mean": "after, mean over clients",
     "after_worst_decile": "after, worst tenth of clients",
-    "pooled": "shared model on everybody's test samples",
+    "pooled": "shared model on all test samples",
     "loss": "training loss",
     "variance_signal": "signal",
     "variance_within": "within clients",
     "variance_between": "between clients",
-    "variance_snr": "signal to noise",
+    "variance_snr": "signal-to-noise ratio",
     "variance_sampling": "sampling of clients",
     "variance_batches": "batches of a round",
 }
@@ -143,7 +143,7 @@ def quantity(number: float) -> str:
 
 def _three_digits(number: float, *units: str) -> str:
     for unit in units[:-1]:
-        if number < 999.5:  # three digits of more are 1000
+        if number < 999.5:  # more would round to 1000
             return f"{number:.3g}{unit}"
         number /= 1000
     return f"{number:.3g}{units[-1]}"

@@ -2,7 +2,7 @@
 // Charts and sortable tables. The numbers come from the JSON block; everything else on the page is plain HTML.
 const data = JSON.parse(document.getElementById("data").textContent);
 const DASHES = ["", "7 3", "2 3", "9 3 2 3"];
-const MOST = 13; // lines that are told apart; of more the best are drawn at first
+const MOST = 13; // lines that a reader can distinguish; of more, the best are shown at first
 const SVG = "http://www.w3.org/2000/svg";
 
 function make(name, attributes = {}, parent = null, text = null) {
@@ -13,7 +13,7 @@ function make(name, attributes = {}, parent = null, text = null) {
   return node;
 }
 
-// The first method (FedNCV) has a colour to itself; the others share seven, with another dash each time around.
+// The first method (FedNCV) has its own colour; the others share seven colours, with a new dash for each set of seven.
 const look = (i) => (i ? { colour: `var(--c${1 + ((i - 1) % 7)})`, dash: DASHES[Math.floor((i - 1) / 7) % DASHES.length] } : { colour: "var(--c0)", dash: "" });
 
 // Round steps of 1, 2 or 5 times a power of ten, about `count` of them.
@@ -52,7 +52,7 @@ function chart(root, groups) {
   const metricsOf = (group) => Object.keys(groups[group].metrics);
   if (groups.length > 1) choose("Dataset", groups.map((g, i) => [i, g.title]), (v) => { state.group = +v; fillMetrics(); });
   const metricSelect = choose(data.score[0].toUpperCase() + data.score.slice(1), [], (v) => { state.metric = v; });
-  if (root.dataset.kind !== "score") metricSelect.parentNode.firstChild.textContent = "Measured ";
+  if (root.dataset.kind !== "score") metricSelect.parentNode.firstChild.textContent = "Metric ";
   function fillMetrics() {
     metricSelect.replaceChildren();
     metricsOf(state.group).forEach((m) => make("option", { value: m }, metricSelect, data.metrics[m] || m));
@@ -75,7 +75,7 @@ function chart(root, groups) {
   none.onclick = () => { lines().forEach((l) => state.off.add(l.method)); draw(); };
   five.onclick = () => { state.off = new Set(lines().slice(5).map((l) => l.method)); draw(); };
 
-  // From the best at the end down: the legend's order.
+  // Sorted by the final value, best first: the legend's order.
   function lines() {
     const found = Object.entries(groups[state.group].metrics[state.metric] || {});
     const better = costs() ? -1 : 1;
@@ -104,7 +104,7 @@ function chart(root, groups) {
     svg.replaceChildren();
     svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
     svg.setAttribute("aria-label", `${groups[state.group].title}: ${data.metrics[state.metric] || state.metric} against ${axisName}; arrow keys move along it`);
-    // bands of many lines, or of few seeds, hide more than they show: then only the line that is singled out has one
+    // bands of many lines, or of few seeds, are hard to read: then only the highlighted line has one
     svg.classList.toggle("many", visible.length > 6 || visible.some((l) => l.points.at(-1)[SEEDS] < 5));
     const scale = percent() ? 100 : 1;
     for (const v of ticks(y0 * scale, y1 * scale, 6)) {
@@ -164,7 +164,7 @@ function chart(root, groups) {
       if (held === line.method) button.focus();
     }
   }
-  // Only classes change while the pointer passes over the legend.
+  // Change only classes while the pointer moves over the legend.
   function paint() {
     for (const group of svg.querySelectorAll("g[data-method]")) {
       group.classList.toggle("dim", state.focus !== null && group.dataset.method !== state.focus);
@@ -200,7 +200,7 @@ for (const table of document.querySelectorAll("table.sortable")) {
     const rows = [...order];
     if (next !== "none") rows.sort((a, b) => {
       const [u, v] = [value(a), value(b)];
-      if (!u || !v) return (u ? 0 : 1) - (v ? 0 : 1); // what has no value stays below
+      if (!u || !v) return (u ? 0 : 1) - (v ? 0 : 1); // rows without a value stay at the bottom
       const sign = next === "ascending" ? 1 : -1;
       return sign * (isNaN(u) || isNaN(v) ? u.localeCompare(v) : u - v);
     });

@@ -1,4 +1,4 @@
-"""The page: one HTML file that needs no network and nothing beside it."""
+"""Make the page: one HTML file that needs no network and no other file."""
 
 import json
 import math
@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 def page(results: Results, table: MainTable, claims: list[Claim], *, target: float | None = None) -> str:
     data = chart_data(results)
     score, called = results.score, results.score.name.capitalize()
-    beside = "; beneath it the paper's value" if table.beside_paper else ""
+    beside = "; below it the paper's value" if table.beside_paper else ""
     content = [
         ("verdict", "Verdict", "", sections.verdict(results, table, claims) + sections.missing(results)),
         ("table", "Results", f"{score.axis().capitalize()}{TABLE_WORDS.format(beside=beside)}",
@@ -58,11 +58,11 @@ def page(results: Results, table: MainTable, claims: list[Claim], *, target: flo
         "body": body,
         "css": (HERE / "page.css").read_text(encoding="utf-8"),
         "js": (HERE / "page.js").read_text(encoding="utf-8"),
-        # inside a script only "<" could end it early
+        # inside a script only "<" could end it
         "data": json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c"),
     }
     text = (HERE / "page.html").read_text(encoding="utf-8")
-    pieces = text.split("@@")  # words between @@ and @@ are replaced
+    pieces = text.split("@@")  # names between @@ and @@ are replaced
     return "".join(fill[piece] if i % 2 else piece for i, piece in enumerate(pieces))
 
 
@@ -71,7 +71,7 @@ def _chart(name: str, axes: str, kind: str) -> str:
 
 
 def chart_data(results: Results) -> dict[str, Any]:
-    """What the charts draw, rounded to what can be seen."""
+    """Return the numbers of the charts, rounded to visible precision."""
     accuracy: list[dict[str, Any]] = []
     probes: list[dict[str, Any]] = []
     for column in results.columns:
@@ -122,26 +122,25 @@ def _rounded(point: series.Point) -> list[float | int | None]:
 
 TABLE_WORDS = (
     ", over all clients' own test samples, mean ± deviation over seeds{beside}. "
-    "<b>Bold</b>: best mean. <u>Underlined</u>: second. ★: first beyond doubt, as every paired 95 % interval against "
-    "every other method is above zero. The headings sort."
+    "<b>Bold</b>: best mean. <u>Underlined</u>: second. ★: significantly first: every paired 95 % interval against "
+    "every other method is above zero. Click a heading to sort."
 )
 CURVE_WORDS = (
-    "Mean over seeds. Press a name to hide or show its line, rest on it to single it out with its 95 % interval; "
-    "move over the chart, or use the arrow keys, to read values."
+    "Mean over seeds. Click a name to hide or show its line. Point at a name to highlight its line with the 95 % "
+    "interval. Move over the chart, or use the arrow keys, to read values."
 )
-SCALE_WORDS = " at the end of runs with more and more clients, each with less data of its own."
+SCALE_WORDS = " at the end of runs with more and more clients, each with fewer samples."
 CLIENT_WORDS = (
     " of single clients at the end, over all seeds: the line is the median client, the box the middle half, "
     "the thin bar from the 5th to the 95th percentile."
 )
 VARIANCE_WORDS = (
-    "Gradients of all clients at the model the run had reached, squared norms summed over parameters. Within: one "
-    "mini-batch around its client's gradient. Between: clients around the gradient of all. Sampling: the mean over a "
-    "round's clients, of whom others might have been drawn. Signal: the squared gradient of all itself. The table is "
-    "the last probe's, with 95 % intervals over seeds or, where there is one seed, over clients."
+    "Variance of the clients' gradients at the model of that round: squared norms summed over parameters. Within: one "
+    "mini-batch around its client's gradient. Between: clients around the gradient of all samples. Sampling: the mean "
+    "over a round's clients, over draws of clients. Signal: the squared gradient of all samples. The table shows the "
+    "last probe, with 95 % intervals over seeds or, with one seed, over clients."
 )
 WORK_WORDS = (
-    "What training took, without what measuring took. Seconds are the run's own clocks; of runs that went together "
-    "on one device each has an equal share. A seed that never reached the target is in no mean; “reached it” "
-    "counts those that did."
+    "Work of training, without measurements. Seconds are the run's own clocks; runs that trained together on one "
+    "device have equal shares. Seeds that never reached the target are not averaged; “reached it” counts the others."
 )

@@ -1,4 +1,4 @@
-"""What the paper printed: Table 1, and the claims its text makes about figures."""
+"""The paper's numbers: Table 1, and the claims in its text about figures."""
 
 import csv
 from dataclasses import replace
@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from fedncv.config import Settings, named
 
-# What its tables hold for; a column of other runs has no printed value.
+# The protocol of its tables; a column with another protocol has no printed value.
 PROTOCOL = {name: getattr(Settings(), name) for name in named("paper")}
-# The method that stands for each of the paper's. Its FedNCV is compared with both readings of its equations.
+# Our name for each of the paper's methods. Its FedNCV is compared with both readings of its equations.
 ROWS = {
     "fedavg": "FedAvg",
     "fedprox": "FedProx",
@@ -26,7 +26,7 @@ COLUMNS = {"cifar10": "cifar10", "cifar100": "cifar100", "tiny_imagenet": "tinyi
 # Fig. 2, in its text: points of accuracy lost from 100 to 1,000 clients, (before, after).
 SIZES = (100, 1000)
 DECLINE = {"fedncv": (1.66, 2.17), "pfedsim": (2.31, 2.35), "fedper": (3.58, 2.75), "fedrep": (10.18, 8.80)}
-# Fig. 3: its methods, and in its text the place FedNCV ends at, or better.
+# Fig. 3: its methods, and the worst place of FedNCV according to its text.
 TWELVE = (
     "fedavg", "fedavgm", "fedprox", "scaffold", "feddyn", "fedgen", "fedlc", "moon", "fedrep", "fedper",
     "pfedsim", "fedncv",
@@ -41,7 +41,7 @@ class Printed(NamedTuple):
 
 @cache
 def table1() -> dict[tuple[str, str, str], Printed]:
-    """(dataset, method, before or after) -> what is printed."""
+    """Return (dataset, method, before or after) -> the printed value."""
     found: dict[tuple[str, str, str], Printed] = {}
     text = Path(__file__).with_name("paper_table1.csv").read_text(encoding="utf-8")
     rows = {row["method"]: row for row in csv.DictReader(text.splitlines())}
@@ -58,10 +58,10 @@ def printed(data: str, method: str, metric: str) -> Printed | None:
 
 
 def follows(settings: Settings) -> bool:
-    """Whether it is the paper's protocol."""
+    """Return whether the settings are the paper's protocol."""
     return all(getattr(settings, name) == value for name, value in PROTOCOL.items())
 
 
 def follows_but_for_size(settings: Settings) -> bool:
-    """Whether it is that of Fig. 2: any number of clients, a tenth of them a round."""
+    """Return whether the settings are those of Fig. 2: any number of clients, a tenth of them per round."""
     return 10 * settings.per_round == settings.clients and follows(replace(settings, clients=100, per_round=10))

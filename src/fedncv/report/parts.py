@@ -1,4 +1,4 @@
-"""Which part gives what at what cost: accuracy, variance and work of every method side by side, for a single column."""
+"""Gain and cost of each part: accuracy, variance and work of every method, for a table of one column."""
 
 import math
 from html import escape
@@ -25,7 +25,7 @@ class Part(NamedTuple):
 
 
 def parts(results: Results) -> list[Part]:
-    """One row a method; none where there are several columns, or nothing to compare FedNCV with."""
+    """Return one row per method; none if there are several columns, or nothing to compare FedNCV with."""
     if len(results.columns) != 1 or OURS not in results.columns[0].runs or len(results.columns[0].runs) < 2:
         return []
     (column,) = results.columns
@@ -49,7 +49,7 @@ def parts(results: Results) -> list[Part]:
 
 
 def heads(rows: list[Part], score: Score) -> list[tuple[str, str]]:
-    """(group, name) of every column: variances only where a method was probed, divided by FedAvg's where it was one."""
+    """Return (group, name) of every column: variances only if a method was probed, relative to FedAvg's if it was."""
     found = [(score.axis(), metric) for metric in METRICS] + [("minus FedNCV", metric) for metric in METRICS]
     if _probed(rows):
         of = " / FedAvg" if _yardstick(rows) else ""
@@ -58,7 +58,7 @@ def heads(rows: list[Part], score: Score) -> list[tuple[str, str]]:
 
 
 def cells(row: Part, rows: list[Part], score: Score) -> list[tuple[float | None, str]]:
-    """(what it sorts by, what it says), one for each of the heads."""
+    """Return (sort key, text) for each of the heads."""
     said: list[tuple[float | None, str]] = []
     said += [(each.mean, spread(each, score)) if each else (None, "–") for each in row.scores]
     said += [(gap.difference, _gap(gap, score)) if gap else (None, "–") for gap in row.against]
@@ -71,7 +71,7 @@ def cells(row: Part, rows: list[Part], score: Score) -> list[tuple[float | None,
 
 
 def sure(row: Part) -> list[bool]:
-    """Whether the interval of each difference to FedNCV excludes zero."""
+    """Return whether the interval of each difference to FedNCV excludes zero."""
     return [gap is not None and (gap.low > 0 or gap.high < 0) for gap in row.against]
 
 
@@ -89,7 +89,7 @@ def _probed(rows: list[Part]) -> bool:
 
 
 def _yardstick(rows: list[Part]) -> list[float]:
-    """FedAvg's variances; empty where they are not known, or nothing can be divided by them."""
+    """Return FedAvg's variances; empty if they are unknown or zero."""
     split = next((row.split for row in rows if row.method == YARDSTICK), [])
     return [value for value in split if value] if all(split) else []
 

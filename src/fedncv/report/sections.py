@@ -1,4 +1,4 @@
-"""The parts of the page that need no script: verdict, tables, spread of clients, partitions, how to repeat it."""
+"""The sections of the page without scripts: verdict, tables, spread of clients, partitions, how to repeat the runs."""
 
 import base64
 import io
@@ -37,7 +37,7 @@ def verdict(results: Results, table: MainTable, claims: list[Claim]) -> str:
 
 
 def state(results: Results) -> str:
-    """What of the study is there."""
+    """Return how many runs are finished, and how many are not."""
     counts: dict[str, int] = {}
     for missing in results.missing:
         counts[missing.status] = counts.get(missing.status, 0) + 1
@@ -56,7 +56,7 @@ def missing(results: Results) -> str:
     )
     return (
         f'<div class="notice"><b>Not in these numbers: {len(results.missing)} of {results.num_planned} runs.</b> '
-        "Nothing of them is averaged in. The same command goes on with them; then make this page again.</div>"
+        "They are not averaged. Repeat the same command to finish them; then make this page again.</div>"
         f"<details><summary>Which runs are missing, and why</summary><div>"
         f'<div class="scroll left wrap"><table><thead><tr><th>Method</th><th>Column</th><th>Seed</th><th>Status</th>'
         f"<th>Why</th></tr></thead><tbody>{rows}</tbody></table></div></div></details>"
@@ -122,7 +122,7 @@ def _cell(entry: Entry, metric: str, score: Score) -> str:
 
 
 def standings(table: MainTable) -> str:
-    """Who is first, by how much, and whether that survives the number of columns."""
+    """Return the best method of each column, its lead, and whether it stays significant after Holm's correction."""
     rows = []
     for column, metric in table.keys:
         standing = table.standing(column.name, metric)
@@ -135,7 +135,7 @@ def standings(table: MainTable) -> str:
             ahead = table.score.show(difference.difference, 2)
             if not math.isnan(difference.low):
                 ahead += f" ({table.score.show(difference.low, 2)} to {table.score.show(difference.high, 2)})"
-        told = "first" if standing.survives else "first, not after Holm" if standing.first else "not told apart"
+        told = "first" if standing.survives else "first, not after Holm" if standing.first else "not significant"
         level = ", ".join(names.method(m) for m in standing.level[1:]) or "–"
         cells = [
             names.method(standing.best), ahead, names.method(standing.second) if standing.second else "–", level,
@@ -146,11 +146,11 @@ def standings(table: MainTable) -> str:
     if not rows:
         return ""
     lead = "Ahead by, points (95 %)" if table.score.unit else "Ahead by (95 %)"
-    heads = ("Best", lead, "Second", "Not told from the best", "p", "p, Holm", "So")
+    heads = ("Best", lead, "Second", "Not significantly different", "p", "p, Holm", "Result")
     return (
-        "<details><summary>Who is first, and how sure that is</summary><div><p class='soft small'>Differences are "
-        "paired by seed. First: every paired 95 % interval against every other method is above zero. A column's p is "
-        "the largest of its comparisons; Holm's correction shares 5 % among all columns.</p>"
+        "<details><summary>Which method is first, and is it significant?</summary><div><p class='soft small'>"
+        "Differences are paired by seed. First: every paired 95 % interval against every other method is above zero. "
+        "A column's p is the largest of its comparisons; Holm's correction shares 5 % among all columns.</p>"
         '<div class="scroll left"><table><thead><tr><th>Column</th>'
         + "".join(f"<th>{head}</th>" for head in heads)
         + f"</tr></thead><tbody>{''.join(rows)}</tbody></table></div></div></details>"
@@ -181,13 +181,13 @@ def clients(results: Results) -> str:
 
 
 def _ends(quantiles: list[list[float]]) -> tuple[float, float]:
-    """From the lowest of them to the highest, or a little further where they are one."""
+    """Return the lowest and the highest of them, or a slightly wider range if they are equal."""
     low, high = min(q[0] for q in quantiles), max(q[-1] for q in quantiles)
     return low, high if high > low else low + 1.0
 
 
 def _bar(name: str, quantiles: list[float], low: float, high: float, score: Score) -> str:
-    """The track goes from ``low`` to ``high``."""
+    """Return one bar on a track from ``low`` to ``high``."""
     words = [score.show(q, 1) for q in quantiles]
     title = f"5 % of clients below {words[0]}, a quarter below {words[1]}, half below {words[2]}, 95 % below {words[4]}"
     q05, q25, q50, q75, q95 = (100 * (q - low) / (high - low) for q in quantiles)
@@ -221,7 +221,7 @@ def partitions(results: Results) -> str:
 
 
 def _partition_picture(counts_NK: Indices) -> str:
-    """A pixel for every client and class, scaled by the browser: small, sharp, and right on light and dark."""
+    """Return a picture with one pixel per client and class, scaled by the browser: small, sharp, for light and dark."""
     from matplotlib.image import imsave
 
     share_NK = counts_NK / np.maximum(counts_NK.sum(1, keepdims=True), 1)
@@ -309,9 +309,9 @@ def tuning(results: Results) -> str:
             cells.append(f"<td>{'–' if lr is None else f'{lr:g}'}{edge}</td>")
         rows.append(f"<tr><th>{escape(names.method(method))}</th>{''.join(cells)}</tr>")
     about = (
-        f"Every method was tried with learning rates {', '.join(f'{lr:g}' for lr in grid)} on seeds "
+        f"Every method was tuned with learning rates {', '.join(f'{lr:g}' for lr in grid)} on seeds "
         f"{', '.join(map(str, study.tuning.seeds))}, which are not reported; the best mean “{study.tuning.by}” at the "
-        "last round was frozen before the reported seeds began. Edge: the best may lie beyond the grid."
+        "last round was chosen before the reported seeds started. Edge: the best may be outside the grid."
     )
     return (
         f"<p class='soft small'>{escape(about)}</p><div class='scroll'><table><thead><tr><th>Method</th>{heads}</tr>"

@@ -1,6 +1,6 @@
-"""What is drawn, as numbers: curves over rounds, accuracy over the number of clients, clients' spread, and work.
+"""Numbers of the plots: curves over rounds, accuracy over the number of clients, spread of clients, and work.
 
-The page, the pictures and the CSV files are all made from these.
+The page, the figures and the CSV files are all made from these.
 """
 
 import json
@@ -21,8 +21,8 @@ CURVES = (
     "before", "after", "before_client_mean", "before_worst_decile", "after_client_mean", "after_worst_decile",
     "pooled", "loss",
 )  # fmt: skip
-MOST = 13  # methods that a reader tells apart in one picture
-VARIANCE = "variance"  # metrics that begin with this word are drawn in a section of their own
+MOST = 13  # methods that a reader can distinguish in one figure
+VARIANCE = "variance"  # metrics that begin with this word have their own section
 
 
 class Point(NamedTuple):
@@ -42,7 +42,7 @@ Curves = dict[str, dict[str, list[Point]]]  # metric -> method -> points
 
 @lru_cache(maxsize=64)
 def curves(column: Column) -> Curves:
-    """Every metric of every method, at the rounds where all its finished seeds have it."""
+    """Return every metric of every method, at the rounds where all its finished seeds have it."""
     wanted = [*CURVES, *_variance_metrics(column)]
     found: Curves = {}
     for metric in wanted:
@@ -54,7 +54,7 @@ def curves(column: Column) -> Curves:
 
 
 def _variance_metrics(column: Column) -> list[str]:
-    """All but the ends of intervals, which are no curves of their own."""
+    """Return all metrics except the ends of intervals, which are not curves."""
     found: dict[str, None] = {}
     for runs in column.runs.values():
         for row in runs[0].rows:
@@ -89,7 +89,7 @@ def _mean(values: list[float]) -> float:
 
 
 def drawn(results: Results) -> list[str]:
-    """All methods; where they are too many, FedNCV and the best others by their last "before", mean over columns."""
+    """Return all methods; if too many, FedNCV and the best others by their final "before", mean over columns."""
     if len(results.methods) <= MOST:
         return results.methods
     last: dict[str, list[float]] = {}
@@ -101,7 +101,7 @@ def drawn(results: Results) -> list[str]:
 
 
 def over_clients(results: Results) -> dict[str, dict[str, dict[str, list[tuple[int, Point]]]]]:
-    """dataset -> metric -> method -> (clients, value at the end); only where the number of clients varies."""
+    """Return dataset -> metric -> method -> (clients, final value); only if the number of clients varies."""
     found: dict[str, dict[str, dict[str, list[tuple[int, Point]]]]] = {}
     for column in results.columns:
         if "clients-" not in column.name:
@@ -115,7 +115,7 @@ def over_clients(results: Results) -> dict[str, dict[str, dict[str, list[tuple[i
 
 @lru_cache(maxsize=64)
 def clients(column: Column) -> dict[str, dict[str, list[float]]]:
-    """metric -> method -> quantiles over all clients of all finished seeds, at the end."""
+    """Return metric -> method -> final quantiles over all clients of all finished seeds."""
     found: dict[str, dict[str, list[float]]] = {}
     for metric in ("before", "after"):
         for method, runs in column.runs.items():
@@ -127,7 +127,7 @@ def clients(column: Column) -> dict[str, dict[str, list[float]]]:
 
 
 def partition(column: Column) -> dict[str, Any] | None:
-    """Who holds what, where the study wrote it down: counts of samples, clients × classes."""
+    """Return counts of samples, clients × classes, if the study stored them."""
     path = column.folder / PARTITION if column.folder else None
     if path is None or not path.exists():
         return None
@@ -135,12 +135,12 @@ def partition(column: Column) -> dict[str, Any] | None:
         found: dict[str, Any] = json.loads(path.read_bytes())
         np.array(found["counts"], dtype=np.int64).reshape(len(found["counts"]), -1)
     except (ValueError, KeyError, TypeError):
-        raise ValueError(f"{path} is damaged; delete it, and the study writes it again") from None
+        raise ValueError(f"{path} is damaged; delete it and repeat the study's command") from None
     return found
 
 
 class Spent(NamedTuple):
-    """Work and cost of one method in one column, mean over its finished seeds; None: not known."""
+    """Work and cost of one method in one column, mean over its finished seeds; None: unknown."""
 
     seeds: int
     samples: float
@@ -156,7 +156,7 @@ class Spent(NamedTuple):
 
 
 def work(column: Column, target: float | None = None) -> dict[str, Spent]:
-    """The target is given, or nine tenths of the way from the label prior to the best mean "before"."""
+    """Return each method's work; the default target is 90 % of the way from label prior to best mean "before"."""
     goal = default_target(column) if target is None else target
     found = {}
     for method, runs in column.runs.items():

@@ -1,4 +1,4 @@
-"""The main table: every method, every column, before and after, with the paper's value beside ours."""
+"""The main table: every method, every column, before and after, with the paper's value next to ours."""
 
 import csv
 import io
@@ -15,14 +15,14 @@ METRICS = ("before", "after")
 
 
 class Entry(NamedTuple):
-    """One cell: what we measured, what the paper printed, and its place in the column."""
+    """One cell: our value, the paper's value, and the place in the column."""
 
     ours: Summary | None  # accuracy in %
     paper: Printed | None
-    place: int  # 1 is the best mean, which equals share; 0: no finished run
+    place: int  # 1 is the best mean, shared by equals; 0: no finished run
     first: bool
-    """Above every other method of its column beyond doubt."""
-    missing: int  # runs that are planned and not in it
+    """Significantly above every other method of its column."""
+    missing: int  # planned runs that are not averaged
 
 
 class Standing(NamedTuple):
@@ -33,7 +33,7 @@ class Standing(NamedTuple):
     best: str
     second: str | None
     first: str | None
-    level: list[str]  # the best, and those that cannot be told from it
+    level: list[str]  # the best, and the methods not significantly different from it
     p: float
     adjusted_p: float  # after Holm, over all columns of the table
 
@@ -99,7 +99,7 @@ def percent(each: Summary) -> Summary:
 
 
 def to_csv(table: MainTable) -> str:
-    """One line a cell, everything in it."""
+    """Return one line per cell, with all its values."""
     header = (
         "column", "dataset", "clients", "metric", "method", "seeds", "mean", "deviation", "low", "high", "place",
         "first", "paper", "paper_deviation", "missing_runs", "lr",
@@ -133,7 +133,7 @@ def _number(value: float) -> str:
 
 
 def to_markdown(table: MainTable) -> str:
-    """Best in bold, second in italics, * first beyond doubt; the paper's value in brackets."""
+    """Return Markdown: best in bold, second in italics, * for significantly first, the paper's value in brackets."""
     header = ["method", *(f"{column.title} {metric}" for column, metric in table.keys)]
     lines = [_row(header), _row(["---", *["---:"] * len(table.keys)])]
     for method in table.methods:
@@ -162,7 +162,7 @@ def _legend(table: MainTable) -> str:
 
 
 def prior_cells(table: MainTable) -> list[str]:
-    """The floor, under "before" only: it does not train."""
+    """Return the label prior's accuracy, only for "before", because it does not train."""
     cells = []
     for column, metric in table.keys:
         prior = column.prior()
@@ -181,7 +181,7 @@ def spread(each: Summary, score: Score) -> str:
 
 
 def to_latex(table: MainTable) -> str:
-    """The paper's layout: a pair of columns a dataset, deviation in brackets."""
+    """Return LaTeX in the paper's layout: two columns per dataset, deviation in brackets."""
     pairs = [column for column, metric in table.keys if metric == METRICS[0]]
     lines = [
         r"\begin{tabular}{l" + "|cc" * len(pairs) + "}",

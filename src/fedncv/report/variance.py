@@ -1,4 +1,4 @@
-"""Where the variance of a method's gradients lies: a small picture for every method that was probed, and a table."""
+"""The section on gradient variance: a small plot for every method that was probed, and a table."""
 
 import math
 from html import escape
@@ -21,14 +21,14 @@ class Value(NamedTuple):
 
 
 def section(results: Results) -> str:
-    """Pictures and table of every column in which a method was probed; empty where none was."""
+    """Return plots and table of every column in which a method was probed; empty if none was."""
     parts: list[str] = []
     for column in results.columns:
         found = probed(column)
         if found:
             few = [method for method in found if method in (*series.drawn(results), "fedavg")]
-            chosen = f"<p class='soft small'>{len(few)} of {len(found)} methods are drawn: FedNCV, FedAvg and the most "
-            chosen += "accurate others. The table has all.</p>"
+            chosen = f"<p class='soft small'>{len(few)} of {len(found)} methods are plotted: FedNCV, FedAvg and the "
+            chosen += "most accurate others. The table has all.</p>"
             pictures = f"{_legend()}{chosen if len(few) < len(found) else ''}"
             body = f"{pictures}<div class='panels'>{_pictures(column, few)}</div>{_table(column, found)}"
             opened = "" if parts else " open"
@@ -37,13 +37,13 @@ def section(results: Results) -> str:
 
 
 def probed(column: Column) -> list[str]:
-    """Methods whose runs hold the split."""
+    """Return the methods whose runs have the variance metrics."""
     curves = series.curves(column)
     return [method for method in column.runs if method in curves.get("variance_between", {})]
 
 
 def at_the_end(column: Column, method: str, name: str) -> Value | None:
-    """The latest probe's number; None where it was not measured."""
+    """Return the last probe's number; None if it was not measured."""
     points = series.curves(column).get(f"variance_{name}", {}).get(method)
     if not points:
         return None
@@ -78,14 +78,14 @@ def _pictures(column: Column, methods: list[str]) -> str:
 
 
 def _lines(column: Column, method: str) -> dict[str, list[tuple[int, float]]]:
-    """name -> (round, mean over seeds); an axis of powers of ten has no place for 0."""
+    """Return name -> (round, mean over seeds), without zeros, which a logarithmic axis cannot show."""
     curves = series.curves(column)
     found = {name: curves.get(f"variance_{name}", {}).get(method, []) for name in LINES}
     return {name: [(p.round, p.mean) for p in points if p.mean > 0] for name, points in found.items()}
 
 
 def _picture(method: str, lines: dict[str, list[tuple[int, float]]], last: int, low: int, high: int) -> str:
-    """Squared gradient norms on an axis of powers of ten, the same for all methods of a column."""
+    """Plot squared gradient norms on a logarithmic axis, the same for all methods of a column."""
 
     def x(t: float) -> float:
         return LEFT + t / last * (WIDTH - LEFT - RIGHT)
@@ -115,7 +115,7 @@ def _picture(method: str, lines: dict[str, list[tuple[int, float]]], last: int, 
             for a, b, t, v in at
         ]
     title = escape(names.method(method))
-    label = f"{title}: variance within and between clients and of their sampling, beside the squared gradient"
+    label = f"{title}: variance within and between clients and of client sampling, and the squared gradient"
     return (
         f'<figure data-method="{escape(method)}"><figcaption>{title}</figcaption>'
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">{"".join(parts)}</svg></figure>'

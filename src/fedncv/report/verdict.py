@@ -1,7 +1,7 @@
-"""What the paper claimed, what was measured, and whether the two agree.
+"""The paper's claims, our measurements, and whether the two agree.
 
-A claim about one dataset is judged by the finished runs of that dataset alone. "First" and "least" are tested as
-in `fedncv.comparison`, by paired 95 % intervals; "among the best k" is a matter of means, as it was in the paper.
+A claim about one dataset is judged only by the finished runs of that dataset. "First" and "least" are tested as
+in `fedncv.comparison`, by paired 95 % intervals; "among the best k" compares means, as in the paper.
 """
 
 import math
@@ -27,9 +27,9 @@ class Claim(NamedTuple):
 
 
 def claims(results: Results, table: MainTable) -> list[Claim]:
-    """Every claim of the paper that these runs can speak to."""
+    """Return every claim of the paper that these runs can judge."""
     if not results.score.unit:
-        return []  # the paper speaks of accuracy alone
+        return []  # the paper has only accuracies
     found: list[Claim] = []
     for column in results.columns:
         if "clients-" in column.name or not column.as_in_paper:
@@ -46,21 +46,21 @@ def claims(results: Results, table: MainTable) -> list[Claim]:
 
 
 def _about_parts(column: Column) -> bool:
-    """More variants of FedNCV than methods of Table 1: the claims are left to a study of those."""
+    """Return whether there are more variants of FedNCV than methods of Table 1; such a study judges no claims."""
     variants = [method for method in column.runs if method.startswith(f"{OURS}:")]
     return len(variants) > len([method for method in ROWS if method in column.runs])
 
 
 def headline(results: Results, table: MainTable, found: list[Claim]) -> str:
-    """One sentence that says it."""
+    """Return the main result in a few sentences."""
     if not results.num_finished:
-        return "No run is finished yet, so there is nothing to say."
+        return "No run is finished yet."
     counted = {verdict: sum(1 for claim in found if claim.verdict == verdict) for verdict in (AGREES, PARTLY, DIFFERS)}
     judged = sum(counted.values())
     parts = []
     if judged:
         part = f", {counted[PARTLY]} in part" if counted[PARTLY] else ""
-        parts.append(f"{counted[AGREES]} of {judged} claims of the paper agree with what was measured{part}.")
+        parts.append(f"{counted[AGREES]} of {judged} claims of the paper agree with the measurements{part}.")
     elif not any(column.data in (*COLUMNS, *PLACE) for column in results.columns):
         where = ", ".join(dict.fromkeys(names.dataset(column.data) for column in results.columns))
         parts.append(f"The paper makes no claim about {where}.")
@@ -73,27 +73,28 @@ def headline(results: Results, table: MainTable, found: list[Claim]) -> str:
         for standing in firsts:
             wins[standing.first or ""] = wins.get(standing.first or "", 0) + 1
         words = [f"{names.method(m)} in {n}" for m, n in sorted(wins.items(), key=lambda item: -item[1])]
-        parts.append(f"First beyond doubt, after Holm's correction over {len(tested)} columns: {', '.join(words)}.")
+        parts.append(f"Significantly first, after Holm's correction over {len(tested)} columns: {', '.join(words)}.")
     elif tested:
-        parts.append(f"After Holm's correction over {len(tested)} columns no method is first beyond doubt in any.")
+        parts.append(f"After Holm's correction over {len(tested)} columns no method is significantly first in any.")
     else:
-        parts.append("Nobody is called first: that takes two methods or more, with two seeds in common.")
+        parts.append("No method is called first: this needs at least two methods with two common seeds.")
     if results.missing:
         count = len(results.missing)
-        parts.append(f"{count} run{'s are' if count > 1 else ' is'} missing: this is not the final word.")
+        parts.append(f"{count} run{'s are' if count > 1 else ' is'} missing, so this result is not final.")
     return " ".join(parts)
 
 
 def standing_words(table: MainTable, column: Column, metric: str) -> str:
-    """Who is first in a column, or who cannot be told apart."""
+    """Return which method is first in a column, or which are not significantly different."""
     standing = table.standing(column.name, metric)
     if standing is None:
         return "nothing measured"
     if standing.first:
-        held = "" if standing.survives else ", though not after Holm's correction"
+        held = "" if standing.survives else ", but not after Holm's correction"
         return f"{names.method(standing.first)} is first{held}"
     others = [names.method(method) for method in standing.level[1:]]
-    return f"{names.method(standing.best)} leads, not told from {', '.join(others)}" if others else "nothing to compare"
+    best = names.method(standing.best)
+    return f"{best} leads, not significantly different from {', '.join(others)}" if others else "nothing to compare"
 
 
 def _first(column: Column, table: MainTable) -> Claim:
@@ -122,7 +123,7 @@ def _first(column: Column, table: MainTable) -> Claim:
 
 
 def _judged(compared: list[Compared]) -> str:
-    """Whether FedNCV is first in all of them; open where one cannot be tested, with a single seed or method."""
+    """Return whether FedNCV is first in all of them; open if one cannot be tested, with a single seed or method."""
     if any(math.isnan(each.p) for each in compared):
         return OPEN
     firsts = [each.first == OURS for each in compared]
@@ -130,7 +131,7 @@ def _judged(compared: list[Compared]) -> str:
 
 
 def _in_part(verdict: str, absent: list[str]) -> tuple[str, list[str]]:
-    """What agrees without some of its rivals agrees in part; and who they are."""
+    """Turn "agrees" into "agrees in part" if some methods are absent, and list these."""
     if not absent:
         return verdict, []
     return PARTLY if verdict == AGREES else verdict, [f"without {', '.join(map(names.method, absent))}"]
@@ -154,25 +155,25 @@ def _values(column: Column) -> Claim:
     paper = "mean and deviation of each method, from one protocol"
     if not total:
         return Claim(where, paper, "none of its methods finished here", OPEN, "")
-    measured = f"{inside} of {total} printed values lie within their deviation of our 95 % interval"
+    measured = f"{inside} of {total} printed values are within their deviation of our 95 % interval"
     measured += f"; ours minus the paper's: {min(gaps):+.1f} to {max(gaps):+.1f} points"
     verdict = AGREES if inside == total else PARTLY if 2 * inside >= total else DIFFERS
     why = (
         "The paper averages over the ten clients of the last rounds, we over all clients; "
-        "its deviations look like rounds, ours are seeds."
+        "its deviations seem to be over rounds, ours are over seeds."
     )
     prior = column.prior()
     best = max((v.mean for m in ROWS for k in METRICS if (v := printed(column.data, m, k))), default=0.0)
     if prior is not None and 100 * prior > best:
         why = (
-            f"Every printed value is at most {best:.2f}, below the {100 * prior:.1f} that naming each client's "
-            "majority class reaches without learning: this column hardly fits the partition that the paper states."
+            f"Every printed value is at most {best:.2f}, below the {100 * prior:.1f} that predicting each client's "
+            "majority class reaches without learning. So its partition was probably not the stated one."
         )
     return Claim(where, paper, measured, verdict, why)
 
 
 def _place(column: Column, table: MainTable) -> Claim:
-    """Fig. 3: where FedNCV ends among twelve."""
+    """Fig. 3: FedNCV's final place among twelve."""
     place = PLACE[column.data]
     where, paper = f"Fig. 3, {column.title}", f"FedNCV ends among the best {place} of twelve, before local training"
     scores = column.scores("before")
@@ -184,7 +185,7 @@ def _place(column: Column, table: MainTable) -> Claim:
     value = percent(summary(list(scores[OURS].values())))
     measured = f"{_ordinal(ours)} of {len(scores)} with {spread(value, table.score)}"
     level = [names.method(m) for m in column_of.level if m != OURS]
-    why = [f"not told apart from the best: {', '.join(level)}"] if OURS in column_of.level and level else []
+    why = [f"no significant difference to {', '.join(level)}"] if OURS in column_of.level and level else []
     absent = [method for method in TWELVE if method not in scores]
     verdict, without = _in_part(AGREES if ours <= place else DIFFERS, absent)
     return Claim(where, paper, measured, verdict, "; ".join(why + without))
@@ -205,7 +206,7 @@ def _decline(data: str, columns: dict[int, Column]) -> Claim:
         for method in DECLINE:
             a, b = few.scores(metric).get(method, {}), many.scores(metric).get(method, {})
             if both := set(a) & set(b):
-                lost[method] = {seed: b[seed] - a[seed] for seed in both}  # the larger the better
+                lost[method] = {seed: b[seed] - a[seed] for seed in both}  # larger is better
         if len(lost) < 2 or OURS not in lost:
             return Claim(
                 where, paper, "FedNCV and another method of Fig. 2 do not share a seed at both sizes", OPEN, ""
@@ -217,7 +218,7 @@ def _decline(data: str, columns: dict[int, Column]) -> Claim:
     verdict, without = _in_part(_judged(compared), absent)
     span = f"points lost from {few.clients:,} to {many.clients:,} clients: {'; '.join(words)}"
     sure = all(each.first == OURS for each in compared)
-    why = [] if sure else ["least in the mean is not enough: paired intervals must be above zero"]
+    why = [] if sure else ["the smallest mean loss is not enough: paired intervals must be above zero"]
     why += without
     why += [] if data == "emnist" else [f"the paper used EMNIST, these runs {names.dataset(data)}"]
     return Claim(where, paper, span, verdict, "; ".join(why))

@@ -1,4 +1,4 @@
-"""A folder of runs in, report.html and report/ out. Written beside and renamed, so a reader never sees half a page."""
+"""Write report.html and report/ for a folder of runs. Files are renamed into place, so no reader sees half a page."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ PAGE, FILES = "report.html", "report"
 
 
 def write(folder: Path, *, target: float | None = None, allow: tuple[str, ...] = ()) -> list[Path]:
-    """What was written, the page first."""
+    """Write the report; return the written files, the page first."""
     results = gather(folder, allow=allow)
     main = table.main_table(results)
     text = page(results, main, claims(results, main), target=target)
@@ -30,7 +30,7 @@ def write(folder: Path, *, target: float | None = None, allow: tuple[str, ...] =
     }
     for path, content in contents.items():
         if not content:
-            path.unlink(missing_ok=True)  # of an earlier report
+            path.unlink(missing_ok=True)  # from an earlier report
             continue
         temporary = path.with_name(path.name + ".new")
         temporary.write_text(content, encoding="utf-8")

@@ -56,7 +56,7 @@ def self_normalised_errs_less(r: Round, beta: float) -> Finding:
 
 
 def unequal_inclusion_is_unbiased(r: Round, beta: float) -> Finding:
-    """Draw S with a probability in proportion to 1 + its first client: π_u from the enumeration itself."""
+    """Draw S with probability proportional to 1 + its first client; π_u comes from the enumeration."""
     chance = [1 + S[0] for S in r.draws]
     probability_D = tensor(chance) / sum(chance)
     member_DN = tensor([[float(u in S) for u in range(len(r.sizes))] for S in r.draws])
@@ -94,7 +94,7 @@ def perfect_memory_has_no_variance(r: Round) -> Finding:
 
 
 def sums_survive_changing_sizes(sizes: tuple[int, ...], values: tuple[int, ...]) -> Finding:
-    """Every client in turn changes to (n_u + 1, h_u − 2), one row at a time."""
+    """Change every client in turn to (n_u + 1, h_u − 2), one row at a time."""
     n_N, h_NP = tensor(sizes), tensor(values).reshape(-1, 1)
     sums = weighted_sum(h_NP, n_N)
     for u in range(len(sizes)):
@@ -104,9 +104,9 @@ def sums_survive_changing_sizes(sizes: tuple[int, ...], values: tuple[int, ...])
 
 
 def beta_zero_is_fedavg(r: Round) -> Finding:
-    """Bit for bit against FedAvg's own reduction: the gap is 1 unless every number is equal."""
+    """Compare bit for bit with FedAvg's own reduction: the gap is 1 unless every number is equal."""
     n_N = tensor(r.sizes)
-    fedavg = [n_N[S] / n_N[S].sum().clamp(min=1) @ r.delta_N1[S] for S in r.draws]  # no data at all: no step
+    fedavg = [n_N[S] / n_N[S].sum().clamp(min=1) @ r.delta_N1[S] for S in r.draws]  # no samples: no step
     return Finding(float(not torch.equal(torch.stack(fedavg), estimates(r, 0.0, self_normalised))), f"{r}")
 
 
@@ -129,7 +129,7 @@ STATEMENTS = (
     ),
     Statement(
         "Prop. 1, centred",
-        "Horvitz–Thompson ĝ is unbiased at every β, over all draws, any sizes, unseen clients",
+        "Horvitz–Thompson ĝ is unbiased at every β, over all draws, for any sizes, also with unseen clients",
         DRAW,
         round_beta_cases,
         ht_is_unbiased,
@@ -171,7 +171,7 @@ STATEMENTS = (
     ),
     Statement(
         "perfect memory",
-        "h = Δ with β = 1 gives Σ_u p_u Δ_u in every draw, with either weights",
+        "h = Δ with β = 1 gives Σ_u p_u Δ_u in every draw, with both kinds of weights",
         DRAW,
         round_cases,
         perfect_memory_has_no_variance,
@@ -182,7 +182,7 @@ STATEMENTS = (
     Statement("limit β = 1", "with equal sizes ĝ at β = 1 is FedVARP", DRAW, equal_size_cases, beta_one_is_fedvarp),
     Statement(
         "incremental sums",
-        "h̄ kept row by row equals h̄ from scratch, also while sizes change",
+        "h̄ updated row by row equals h̄ recomputed, also if sizes change",
         DRAW,
         unit_cases,
         sums_survive_changing_sizes,

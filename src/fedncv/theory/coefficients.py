@@ -1,4 +1,4 @@
-"""Statements about the coefficient β: the variance over a draw, its least value, and estimates of β*.
+"""Statements about the coefficient β: the variance over a draw, its minimum, and estimates of β*.
 
 Derivations: docs/theory.md, section 5.
 """
@@ -49,7 +49,7 @@ def memory_never_hurts(r: Round, beta: float) -> Finding:
 
 
 def closed_form_is_the_enumeration(r: Round, beta: float) -> Finding:
-    """Both closed forms: uniform draws, and any design through joint inclusion probabilities."""
+    """Check both closed forms: uniform draws, and any design with joint inclusion probabilities."""
     a_N1, b_N1 = r.units
     residual_N1 = a_N1 - beta * b_N1
     closed = uniform_covariance(residual_N1, residual_N1, num_drawn=r.num_drawn).item()
@@ -61,7 +61,7 @@ def closed_form_is_the_enumeration(r: Round, beta: float) -> Finding:
 
 
 def least_variance_is_least_error(r: Round) -> Finding:
-    """Self-normalised ĝ = X − β Y with X = Σ ω Δ and Y = Σ ω h − h̄; Y has a mean of its own."""
+    """Self-normalised ĝ = X − β Y with X = Σ ω Δ and Y = Σ ω h − h̄; the mean of Y is not zero."""
     at_zero, at_one = (estimates(r, beta, self_normalised) for beta in (0.0, 1.0))
     x, y = at_zero - r.full, at_zero - at_one
     for_variance, square = optimal_beta(x, y), y.square().sum().item()
@@ -75,7 +75,7 @@ Draws = Callable[[int, int], Sequence[Sequence[int]]]
 
 
 def fitted_on_the_draw(draws: Draws, betas: Callable[[Tensor, Tensor], Tensor]) -> Callable[[tuple[int, ...]], Finding]:
-    """A check that mean_S(a_u − β_u (b_u − b̄)), with β fitted on the draw itself, is unbiased; b = 0, 1, 2, …"""
+    """Return a check that mean_S(a_u − β_u (b_u − b̄)) with β fitted on the draw is unbiased; b = 0, 1, 2, …"""
 
     def check(a: tuple[int, ...]) -> Finding:
         a_N1, b_N1 = tensor(a).reshape(-1, 1), torch.arange(len(a)).double().reshape(-1, 1)
@@ -150,7 +150,7 @@ STATEMENTS = (
     ),
     Statement(
         "leave-one-out β, with replacement",
-        "ĝ stays unbiased when β_u is fitted on the others of a draw with replacement",
+        "ĝ stays unbiased when β_u is fitted on the other clients of a draw with replacement",
         COEFFICIENT,
         population_cases,
         fitted_on_the_draw(with_replacement, leave_one_out_betas),

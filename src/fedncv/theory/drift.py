@@ -1,8 +1,8 @@
-"""Statements about client drift: where rounds of local training come to rest on quadratics.
+"""Statements about client drift: fixed points of rounds of local training on quadratics.
 
-Client u minimises a_u/2 (x − b_u)² by K full gradient steps, y ← y − η (a_u (y − b_u) − e_u), everyone
-takes part, and the server steps by Σ_u p_u Δ_u. A round maps the state (x, c_1, …, c_N) affinely, so its
-fixed point is the solution of one linear system and not the end of a long run. Derivations:
+Client u minimises a_u/2 (x − b_u)² by K full gradient steps, y ← y − η (a_u (y − b_u) − e_u). All clients
+take part, and the server steps by Σ_u p_u Δ_u. A round maps the state (x, c_1, …, c_N) affinely, so its
+fixed point is the solution of one linear system; no long run is needed. Derivations:
 docs/theory.md, section 6.
 """
 
@@ -52,7 +52,7 @@ class Quadratics(NamedTuple):
 
     @property
     def fedavg_rest(self) -> float:
-        """Σ_u p_u A_u (x − b_u) = 0 with A_u = 1 − (1 − η a_u)^K, the share of the way u goes."""
+        """Σ_u p_u A_u (x − b_u) = 0 with A_u = 1 − (1 − η a_u)^K, the share of its way to b_u that client u goes."""
         weight_N = self.p_N * (1 - (1 - LR * tensor(self.curvature)) ** self.num_steps)
         return (weight_N @ tensor(self.minimiser) / weight_N.sum()).item()
 
@@ -67,7 +67,7 @@ def local_training(q: Quadratics, x: Tensor, e_N: Tensor) -> Tensor:
 
 
 def one_round(q: Quadratics, state: Tensor, *, recentred: bool, raw: bool) -> Tensor:
-    """(x, c_1, …, c_N) → the same a round later; ``raw`` adds e_u back into the memory."""
+    """Map (x, c_1, …, c_N) to the state one round later; ``raw`` adds e_u back into the memory."""
     x, c_N1 = state[0], state[1:, None]
     n_N, alpha_N = tensor(q.sizes), tensor(q.alpha)
     c, alpha_c = weighted_sum(c_N1, n_N), weighted_sum(c_N1, n_N * alpha_N)
@@ -79,7 +79,7 @@ def one_round(q: Quadratics, state: Tensor, *, recentred: bool, raw: bool) -> Te
 
 
 def rest(q: Quadratics, *, recentred: bool = True, raw: bool = True) -> Tensor:
-    """The state s that a round leaves as it is: s = J s + step(0), with J read off one unit vector at a time."""
+    """Return the fixed point s of a round: s = J s + step(0), with J computed one unit vector at a time."""
     step: Callable[[Tensor], Tensor] = lambda state: one_round(q, state, recentred=recentred, raw=raw)  # noqa: E731
     identity = torch.eye(1 + len(q.sizes), dtype=torch.float64)
     offset = step(torch.zeros_like(identity[0]))
@@ -89,7 +89,7 @@ def rest(q: Quadratics, *, recentred: bool = True, raw: bool = True) -> Tensor:
 
 
 def federations(alphas: tuple[tuple[float, float], ...], steps: tuple[int, ...]) -> Iterator[tuple[Quadratics]]:
-    """Two clients; K first, so that the smallest counterexample has the fewest steps."""
+    """Yield federations of two clients, ordered by K, so that the smallest counterexample has the fewest steps."""
     for num_steps, sizes, curvature in product(steps, ((1, 1), (1, 3)), ((1.0, 2.0), (1.0, 4.0))):
         for alpha in alphas:
             yield (Quadratics(curvature, (0.0, 1.0), sizes, alpha, num_steps),)
@@ -120,7 +120,7 @@ def unequal_one_step() -> Iterator[tuple[Quadratics]]:
 
 def at_optimum(q: Quadratics, *, recentred: bool = True, raw: bool = True) -> Finding:
     x = rest(q, recentred=recentred, raw=raw)[0].item()
-    return Finding(abs(x - q.optimum), f"{q}: rests at {x:.4f}, optimum {q.optimum:.4f}")
+    return Finding(abs(x - q.optimum), f"{q}: fixed point {x:.4f}, optimum {q.optimum:.4f}")
 
 
 def without_recentring(q: Quadratics) -> Finding:
@@ -132,7 +132,7 @@ def with_corrected_memory(q: Quadratics) -> Finding:
 
 
 def corrected_memory_is_a_smaller_alpha(q: Quadratics) -> Finding:
-    """With c_u⁺ = Δ_u/(ηK): c_u = ḡ_u − α c_u at rest, so e_u = α/(1 + α) ḡ_u."""
+    """With c_u⁺ = Δ_u/(ηK): c_u = ḡ_u − α c_u at the fixed point, so e_u = α/(1 + α) ḡ_u."""
     smaller = q._replace(alpha=tuple(alpha / (1 + alpha) for alpha in q.alpha))
     corrected, raw = rest(q, raw=False)[0].item(), rest(smaller)[0].item()
     return Finding(abs(corrected - raw), f"{q}: {corrected:.4f} against {raw:.4f}")
@@ -140,7 +140,7 @@ def corrected_memory_is_a_smaller_alpha(q: Quadratics) -> Finding:
 
 def at_fedavgs_rest(q: Quadratics) -> Finding:
     x = rest(q)[0].item()
-    return Finding(abs(x - q.fedavg_rest), f"{q}: rests at {x:.4f}, FedAvg at {q.fedavg_rest:.4f}")
+    return Finding(abs(x - q.fedavg_rest), f"{q}: fixed point {x:.4f}, FedAvg's {q.fedavg_rest:.4f}")
 
 
 def rests_between(q: Quadratics) -> Finding:
@@ -149,20 +149,20 @@ def rests_between(q: Quadratics) -> Finding:
     k_N = (1 - (1 - LR * a_N) ** q.num_steps) / (LR * q.num_steps * a_N)
     weight_N = q.p_N * k_N / (1 - alpha + alpha * k_N) * a_N
     expected, x = (weight_N @ tensor(q.minimiser) / weight_N.sum()).item(), rest(q)[0].item()
-    return Finding(abs(x - expected), f"{q}: rests at {x:.4f}, expected {expected:.4f}")
+    return Finding(abs(x - expected), f"{q}: fixed point {x:.4f}, expected {expected:.4f}")
 
 
 def fedavg_finds_the_optimum(q: Quadratics) -> Finding:
-    return Finding(abs(q.fedavg_rest - q.optimum), f"{q}: rests at {q.fedavg_rest:.4f}, optimum {q.optimum:.4f}")
+    return Finding(abs(q.fedavg_rest - q.optimum), f"{q}: fixed point {q.fedavg_rest:.4f}, optimum {q.optimum:.4f}")
 
 
 def mean_raw_gradient_vanishes(q: Quadratics) -> Finding:
     mean = (q.p_N @ rest(q)[1:]).item()
-    return Finding(abs(mean), f"{q}: c̄ = {mean:.4g} at rest")
+    return Finding(abs(mean), f"{q}: c̄ = {mean:.4g} at the fixed point")
 
 
 def corrections_cancel(q: Quadratics) -> Finding:
-    """At any memory, here c = (1, −3)."""
+    """Check with one memory, c = (1, −3)."""
     c_N1, n_N, alpha_N = tensor([[1.0], [-3.0]]), tensor(q.sizes), tensor(q.alpha)
     c, alpha_c = weighted_sum(c_N1, n_N), weighted_sum(c_N1, n_N * alpha_N)
     e_N1 = drift_corrections(c_N1, alpha_N, weighted_mean(c), recentring(c, alpha_c))
@@ -170,7 +170,7 @@ def corrections_cancel(q: Quadratics) -> Finding:
 
 
 def every_draw_stays(q: Quadratics, beta: float) -> Finding:
-    """One client of two is drawn at FedAvg's rest, and h = Δ: how far does any draw move the model?"""
+    """Draw one of two clients at FedAvg's fixed point, with h = Δ, and find how far a draw moves the model."""
     x, p_N, zero_N = tensor(q.fedavg_rest), q.p_N, torch.zeros(2, dtype=torch.float64)
     delta_N1 = local_training(q, x, zero_N)[:, None]
     omega_N = horvitz_thompson_weights(p_N, tensor([0.5, 0.5]))
@@ -192,74 +192,80 @@ STATEMENTS = (
     Statement("corrections cancel", "Σ_u p_u e_u = 0 for unequal α_u", DRIFT, unequal_one_step, corrections_cancel),
     Statement(
         "limit α = 0",
-        "without correction the rest is FedAvg's, Σ_u p_u A_u (x − b_u) = 0",
+        "without correction the fixed point is FedAvg's, Σ_u p_u A_u (x − b_u) = 0",
         DRIFT,
         all_off,
         at_fedavgs_rest,
     ),
-    Statement("FedAvg drifts", "FedAvg rests at the optimum for every K", DRIFT, all_off, fedavg_finds_the_optimum),
     Statement(
-        "limit α = 1", "with α = 1 and raw memory the rest is the optimum for every K", DRIFT, all_on, at_optimum
+        "FedAvg drifts",
+        "FedAvg's fixed point is the optimum for every K",
+        DRIFT,
+        all_off,
+        fedavg_finds_the_optimum,
+    ),
+    Statement(
+        "limit α = 1", "with α = 1 and raw memory the fixed point is the optimum for every K", DRIFT, all_on, at_optimum
     ),
     Statement(
         "corrected memory",
-        "with α = 1 and c_u⁺ = Δ_u/(ηK), e_u not added back, the rest is the optimum",
+        "with α = 1 and c_u⁺ = Δ_u/(ηK), e_u not added back, the fixed point is the optimum",
         DRIFT,
         all_on,
         with_corrected_memory,
     ),
     Statement(
         "corrected memory is a smaller α",
-        "c_u⁺ = Δ_u/(ηK) with α rests where raw memory rests with α/(1 + α)",
+        "c_u⁺ = Δ_u/(ηK) with α has the fixed point of raw memory with α/(1 + α)",
         DRIFT,
         all_on,
         corrected_memory_is_a_smaller_alpha,
     ),
     Statement(
         "recentred, one step",
-        "with K = 1 and recentring, any α_u rest at the optimum",
+        "with K = 1 and recentring, the fixed point is the optimum for any α_u",
         DRIFT,
         unequal_one_step,
         at_optimum,
     ),
     Statement(
         "not recentred, one step",
-        "with K = 1 and no recentring, any α_u rest at the optimum",
+        "with K = 1 and no recentring, the fixed point is the optimum for any α_u",
         DRIFT,
         unequal_one_step,
         without_recentring,
     ),
     Statement(
         "recentred, any K",
-        "with recentring the mean raw gradient c̄ is 0 at rest",
+        "with recentring the mean raw gradient c̄ is 0 at the fixed point",
         DRIFT,
         partly_on,
         mean_raw_gradient_vanishes,
     ),
     Statement(
         "α below one, many steps",
-        "with 0 < α_u < 1 and recentring the rest is the optimum for every K",
+        "with 0 < α_u < 1 and recentring the fixed point is the optimum for every K",
         DRIFT,
         partly_on,
         at_optimum,
     ),
     Statement(
         "equal α, any K",
-        "with equal α the rest is Σ_u p_u κ_u a_u (x − b_u) = 0, κ_u = k_u/(1 − α + α k_u)",
+        "with equal α the fixed point is Σ_u p_u κ_u a_u (x − b_u) = 0, κ_u = k_u/(1 − α + α k_u)",
         DRIFT,
         equal_alphas,
         rests_between,
     ),
     Statement(
         "server memory at rest",
-        "with h = Δ and β = 1, no draw moves the model from FedAvg's rest",
+        "with h = Δ and β = 1, no draw moves the model from FedAvg's fixed point",
         DRIFT,
         all_off,
         with_memory,
     ),
     Statement(
         "no server memory at rest",
-        "with β = 0, no draw moves the model from FedAvg's rest",
+        "with β = 0, no draw moves the model from FedAvg's fixed point",
         DRIFT,
         all_off,
         without_memory,

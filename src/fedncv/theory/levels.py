@@ -27,13 +27,13 @@ from fedncv.theory.statement import Finding, Statement, distance, tensor
 
 
 def batch_cases() -> Iterator[tuple[tuple[int, ...], tuple[int, ...], float]]:
-    """Sizes and remembered gradients of two or three batches, and α."""
+    """Yield sizes and stored gradients of two or three batches, and α."""
     for num in (2, 3):
         yield from product(product((1, 2), repeat=num), product((0, 1, 3), repeat=num), (0.5, 1.0))
 
 
 def visited_mean(sizes: tuple[int, ...], memory: tuple[int, ...], alpha: float, visits_B: Tensor) -> Finding:
-    """Fresh gradients 1, 4, 9, …; ā weighs batches by size, visits as given."""
+    """Use new gradients 1, 4, 9, …; ā weighs batches by size, and visits are as given."""
     w_B, a_BP = tensor(sizes) / sum(sizes), tensor(memory).reshape(-1, 1)
     g_BP = torch.arange(1, len(sizes) + 1).double().square().reshape(-1, 1)
     table = new_table(a_BP, w_B)
@@ -99,7 +99,7 @@ def levels_add_up(table_NB: Tensor, h_N: Tensor, alpha: float, beta: float) -> F
 
 
 def two_optima_beat_one(table_NB: Tensor, h_N: Tensor, _alpha: float, _beta: float) -> Finding:
-    """α* and β* each minimise their own level's variance; used together they leave the least."""
+    """α* and β* each minimise their own level's variance; together they give the smallest variance."""
     p_N1 = (tensor(SIZES) / sum(SIZES))[:, None]
     centred_NB, memory_NB = FRESH - FRESH.mean(1, keepdim=True), table_NB - table_NB.mean(1, keepdim=True)
     alpha = ((p_N1.square() * centred_NB * memory_NB).sum() / (p_N1 * memory_NB).square().sum()).item()
@@ -121,7 +121,7 @@ def score_cases() -> Iterator[tuple[Table, tuple[float, ...], int, float]]:
 
 
 def table_function(values: Table) -> Callable[[Tensor], Tensor]:
-    """The multilinear function of D bits with these values at the corners, so that it has a gradient."""
+    """Return the multilinear function of D bits with these values at the corners, so that it has a gradient."""
 
     def f(x_D: Tensor) -> Tensor:
         corners = product((0.0, 1.0), repeat=len(x_D))
@@ -187,7 +187,7 @@ BATCH, SCORE = "docs, section 7", "docs, section 8"
 STATEMENTS = (
     Statement(
         "batch table, visits in proportion",
-        "mean z_B = mean g_B when batches are drawn in proportion to |B| and ā weighs them so",
+        "mean z_B = mean g_B when batches are drawn in proportion to |B| and ā weighs them the same way",
         BATCH,
         batch_cases,
         visits_in_proportion,

@@ -1,4 +1,4 @@
-"""Statements about the paper's rules as printed: what the client's and the server's rule compute.
+"""Statements about the paper's client and server rules as printed.
 
 Small enumerations over clients' sizes and sample gradients. Derivations: docs/theory.md, section 1.
 """
@@ -24,7 +24,7 @@ CLIENT, SERVER = "eq. (weight_u)", "eq. (server_cv)"
 
 
 def sample_cases() -> Iterator[tuple[tuple[int, ...], float]]:
-    """One client's sample gradients, two or three of them, and α."""
+    """Yield two or three sample gradients of one client, and α."""
     for num in (2, 3):
         yield from product(product((0, 1, 3), repeat=num), ALPHAS)
 
@@ -70,7 +70,7 @@ def weights_sum_to_zero(sizes: tuple[int, ...]) -> Finding:
 
 
 def smallest_client_counts_negatively(sizes: tuple[int, ...]) -> Finding:
-    """w_v grows with n_v and the weights sum to zero, so the least is negative unless all are equal."""
+    """w_v grows with n_v and the weights sum to zero, so the smallest is negative unless all are equal."""
     w_U = server_weights(tensor(sizes))
     least = w_U[sizes.index(min(sizes))].item()
     violated = least >= 0 and len(set(sizes)) > 1

@@ -20,7 +20,7 @@ HALVES = tuple(Fraction(k, 2) for k in range(3))
 
 
 def agreeing_worlds() -> Iterator[tuple[World, float]]:
-    """All clients draw samples from the same two values, mean 1: the true gradient is 1 for everyone."""
+    """Yield worlds whose samples all have the same two values, mean 1, so the true gradient is 1 for every client."""
     sizes = [s for num in (2, 3) for s in product((1, 2, 3), repeat=num) if sum(s) <= 5]
     for s in sorted(sizes, key=lambda s: (sum(s), s)):
         for alpha in ALPHAS:
@@ -39,7 +39,7 @@ def literal_is_unbiased(world: World, alpha: float) -> Finding:
 
 
 def single_level_is_unbiased(world: World, alpha: float) -> Finding:
-    """Clients' reshaped means averaged with p_u, no server rule; linear, so the mean outcome is enough."""
+    """Average the clients' reshaped means with p_u, without the server rule; linear, so the mean outcome is enough."""
     means = [reshaped_gradients(torch.ones(n).double(), alpha=alpha).mean() for n in world.sizes]
     got = sum(n * mean.item() for n, mean in zip(world.sizes, means, strict=True)) / sum(world.sizes)
     return Finding(abs(got - 1), f"{world}, α = {alpha:g}: E[g] = {got:g}, true gradient 1")
@@ -117,7 +117,7 @@ def aggregate_beats_single_level(sizes: tuple[int, ...]) -> Finding:
 
 
 def appendix_a_cancels(sizes: tuple[int, ...]) -> Finding:
-    """The two terms of Appendix A's expansion that it cancels, each divided by its own sample's n − n_u,
+    """Compare the two terms that Appendix A cancels, each divided by its own sample's n − n_u,
     for g' = 1: 1/n Σ_i n g*/(n − n_u) and 1/n Σ_i Σ_{j∈D_u} g'_j/(n − n_u)."""
     n = sum(sizes)
     taken_off = sum((Fraction(s, n) * Fraction(n, n - s) for s in sizes), Fraction(0))
@@ -169,21 +169,21 @@ STATEMENTS = (
     Statement("Prop. 3, single level", "Var h_s(α) ≤ Var g_u^i", "Prop. 3", world_alpha_cases, single_beats_none),
     Statement(
         "Prop. 3, true difference",
-        "Var h − Var h_s is the variance of what h subtracts, so ≥ 0",
+        "Var h − Var h_s is the variance of the term that h subtracts, so ≥ 0",
         "Appendix C",
         world_alpha_cases,
         difference_is_the_others_variance,
     ),
     Statement(
         "Prop. 3, printed difference",
-        "Var h − Var h_s is what Appendix C prints",
+        "Var h − Var h_s equals Appendix C's formula",
         "Appendix C",
         world_alpha_cases,
         printed_difference_is_right,
     ),
     Statement(
         "Prop. 3, printed difference, mean zero",
-        "where E[c] = 0, as the appendix assumes, what it prints is right and ≥ 0",
+        "if E[c] = 0, as the appendix assumes, its formula is right and ≥ 0",
         "Appendix C",
         zero_mean_cases,
         printed_difference_is_right_and_not_negative,

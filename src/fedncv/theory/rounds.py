@@ -1,4 +1,4 @@
-"""Small rounds of client sampling: every draw of m of N clients can be listed.
+"""Small rounds of client sampling, for which all draws of m of N clients can be listed.
 
 ĝ = β h̄ + Σ_{u∈S} ω_u (Δ_u − β h_u)
 """
@@ -46,7 +46,7 @@ class Round(NamedTuple):
 
     @property
     def full(self) -> Tensor:
-        """What full participation would give: Σ_u p_u Δ_u."""
+        """The update with full participation: Σ_u p_u Δ_u."""
         return self.p_N @ self.delta_N1
 
     @property
@@ -57,7 +57,7 @@ class Round(NamedTuple):
 
 
 def rounds() -> Iterator[Round]:
-    """Two clients, then three and four; equal sizes, unequal sizes, a client without data; some unseen."""
+    """Yield rounds of two, three and four clients; equal sizes, unequal sizes, a client without data; some unseen."""
     yield from (
         Round(sizes, delta, memory, m)
         for sizes in ((1, 1), (1, 2), (0, 3))

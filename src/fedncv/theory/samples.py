@@ -1,4 +1,4 @@
-"""Random sample gradients whose every outcome can be listed, in exact rationals.
+"""Random sample gradients for which all outcomes can be listed, in exact rationals.
 
 A world is a few clients; each sample of client u takes one of two values with probability 1/2,
 independently of all others. Its h(α) and h_s(α) are the paper's (Appendices B and C):
@@ -27,13 +27,13 @@ class World(NamedTuple):
 
 
 def outcomes(world: World) -> Iterator[Sample]:
-    """All equally likely outcomes."""
+    """Yield all equally likely outcomes."""
     clients = [product(map(Fraction, pair), repeat=n) for n, pair in zip(world.sizes, world.values, strict=True)]
     yield from product(*clients)
 
 
 def worlds(smallest: int = 2) -> Iterator[World]:
-    """Two clients of ``smallest`` samples or more, then three; mean zero first, then unequal means."""
+    """Yield worlds of two, then three clients with at least ``smallest`` samples; mean zero, then unequal means."""
     pairs = ((-1, 1), (0, 2), (-3, -1))
     for num_clients, largest in ((2, 3), (3, 2)):
         for sizes in product(range(smallest, largest + 1), repeat=num_clients):
@@ -55,7 +55,7 @@ def variance(world: World, x: Callable[[Sample], Fraction]) -> Fraction:
 
 
 def others_mean(values: tuple[Fraction, ...], i: int) -> Fraction:
-    """c_{D∖i}; 0 where i is alone."""
+    """c_{D∖i}; 0 if i is the only sample."""
     rest = [value for j, value in enumerate(values) if j != i]
     return mean(rest) if rest else Fraction(0)
 
@@ -66,7 +66,7 @@ def single(alpha: Fraction) -> Callable[[Sample], Fraction]:
 
 
 def subtracted(alpha: Fraction) -> Callable[[Sample], Fraction]:
-    """1/(n − n_u) Σ_{j∉D_u} (g_v^j − α c_{D_v∖j}): what h takes off h_s."""
+    """1/(n − n_u) Σ_{j∉D_u} (g_v^j − α c_{D_v∖j}): the term that h subtracts from h_s."""
 
     def of(sample: Sample) -> Fraction:
         return mean([g - alpha * c for g, c in _others(sample)])
@@ -81,14 +81,14 @@ def networked(alpha: Fraction) -> Callable[[Sample], Fraction]:
 
 
 def minimiser(world: World, statistic: Callable[[Fraction], Callable[[Sample], Fraction]]) -> Fraction:
-    """The α that makes the variance of statistic(α), which is linear in α, least: from three values of it."""
+    """Return the α of least variance of statistic(α), which is linear in α, from three values of the variance."""
     at = {k: variance(world, statistic(Fraction(k))) for k in (-1, 0, 1)}
     curvature = at[1] + at[-1] - 2 * at[0]
     return (at[-1] - at[1]) / (2 * curvature)
 
 
 def printed_alpha(world: World) -> Fraction:
-    """Proposition 2's formula, for one-dimensional gradients, where adding E[g] to E[g·c] can be done."""
+    """Return Proposition 2's α for one-dimensional gradients, for which E[g] can be added to E[g·c]."""
     a = Fraction(sum(world.sizes[1:]))
     gain = _mean(world, lambda s: s[0][0] * others_mean(s[0], 0))
     norm = _mean(world, lambda s: others_mean(s[0], 0) ** 2)

@@ -1,4 +1,4 @@
-"""A statement is a claim over a list of cases; its verdict is computed by trying them all.
+"""A statement is a claim over a list of cases; its verdict comes from trying them all.
 
     holds  ⇔  gap(case) ≤ TOLERANCE for every case
 
@@ -19,7 +19,7 @@ TOLERANCE = 1e-9
 
 
 class Finding(NamedTuple):
-    """By how much one case violates the claim (0 where it holds), and the case in words."""
+    """How much one case violates the claim (0 if it holds), and a description of the case."""
 
     gap: float | Fraction
     words: str
@@ -30,9 +30,9 @@ class Statement:
     name: str
     claim: str
     source: str
-    """Where it is claimed: an equation of the paper, or the section of docs/theory.md that derives it."""
+    """Source of the claim: an equation of the paper, or the section of docs/theory.md that derives it."""
     cases: Callable[[], Iterable[Any]]
-    """What is tried, smallest first."""
+    """The cases to try, smallest first."""
     check: Callable[..., Finding]
     """Called with one case's parts."""
 
@@ -42,7 +42,7 @@ class Verdict(NamedTuple):
     num_cases: int
     largest_gap: float
     counterexample: str
-    """The smallest case that violates the claim; empty where none does."""
+    """The smallest case that violates the claim; empty if none does."""
 
 
 def evaluate(statement: Statement) -> Verdict:
@@ -58,7 +58,7 @@ def evaluate(statement: Statement) -> Verdict:
 
 
 def tensor(values: object) -> Tensor:
-    """Enumerations run in float64."""
+    """Return a float64 tensor, the dtype of all enumerations."""
     return torch.tensor(values, dtype=torch.float64)
 
 
