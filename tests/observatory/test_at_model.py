@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 from fedncv.config import RunConfig
 from fedncv.data import Clients, Dataset
-from fedncv.engine import choose, gradients
+from fedncv.engine import gradients, sequential
 from fedncv.engine.gradients import Gradients
 from fedncv.engine.problem import arrivals, build, start
 from fedncv.engine.processes import ProcessesEngine
@@ -321,6 +321,6 @@ def test_gradients_of_one_run_are_gone_before_those_of_the_next_are_made(monkeyp
         made.append(weakref.ref(found.mean_NP))
         return found
 
-    monkeypatch.setattr(choose, "of_run", noted)
+    monkeypatch.setattr(sequential, "of_run", noted)
     found = SequentialEngine(problems).gradients([start(problem) for problem in problems])
     assert len(list(map(at_model.split, found, problems))) == len(made) == 3
