@@ -130,7 +130,10 @@ def test_fedvarp_and_fedstale_are_chains():
         ("fedncv+momentum", ["fedncv already has momentum", "fedncv:momentum=on"]),
         ("fedavgm+momentum", ["fedavgm already has momentum", "fedavg+momentum"]),
         ("scaffold+drift", ["scaffold already has drift", "fedavg+drift"]),
-        ("mifa+memory", ["mifa already has memory"]),
+        ("mifa+memory", ["memory needs", "fedavg+memory"]),
+        ("mifa+ht", ["ht needs", "fedavg+ht"]),
+        ("fedncv-paper+ht", ["ht needs", "fedavg+ht"]),
+        ("fedadp+ht", ["ht needs", "fedavg+ht"]),
         ("fedper+drift", ["drift needs", "fedavg+drift"]),
         ("local+average", ["average needs", "fedavg+average"]),
         ("fedrep+blend", ["blend needs", "fedavg+blend"]),
@@ -157,13 +160,13 @@ def test_a_chain_that_does_not_work_names_the_part_and_one_that_does(text, words
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("fedncv:tau=0", "fedncv:prior.tau=0"),
+        ("fedncv:tau=0", "fedncv:prior=off"),
         ("fedncv:even=false", "fedncv:even=off"),
         ("fedncv:drift=adaptive,rate=1", "fedncv:drift.alpha=learned,drift.rate=1"),
         ("fedncv:memory=adaptive,drift=off", "fedncv:drift=off+memory:beta=learned"),
         ("fedncv:memory=fixed,beta=0.7,weights=ht", "fedncv+memory:beta=0.7+ht"),
         ("fedncv:samples=saga,momentum=0", "fedncv:momentum=0+samples:kind=saga"),
-        ("fedncv-sums:alpha=0.5,tau=0", "fedncv-sums:drift.alpha=0.5,prior.tau=0"),
+        ("fedncv-sums:alpha=0.5,tau=0", "fedncv-sums:drift.alpha=0.5,prior=off"),
     ],
 )
 def test_an_old_spelling_is_refused_with_the_new_one(old, new):
