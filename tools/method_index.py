@@ -1,4 +1,4 @@
-"""Write src/fedncv/methods/index.json: what the code says of every method and switch, to be read without torch.
+"""Write src/fedncv/methods/index.json: the facts about every method and switch, to be read without torch.
 
 python tools/method_index.py
 """
@@ -16,7 +16,7 @@ from fedncv.methods import METHODS, SWITCHES
 
 
 def knobs(config):
-    """The knobs of a Config, with the docstring under each field; none where there is no Config."""
+    """Return the knobs of a Config, with the docstring under each field; none if there is no Config."""
     if config is None:
         return []
     texts = {name: text for each in reversed(config.__mro__[:-1]) for name, text in docstrings(each).items()}
@@ -29,7 +29,7 @@ def knobs(config):
 
 
 def docstrings(config):
-    """Field -> the docstring under it, of one class."""
+    """Return field -> the docstring under it, of one class."""
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(config))).body
     assert isinstance(tree, ast.ClassDef)
     pairs = zip(tree.body, tree.body[1:], strict=False)
@@ -41,19 +41,21 @@ def docstrings(config):
 
 
 def written(default):
-    """As it is written in a method's name; a part of a chain is on or off."""
+    """Return a default as it is written in a method's name; a part of a chain is on or off."""
     return "off" if default is None else "on" if is_dataclass(default) else spec.written(default)
 
 
 def formula(made_by):
-    """The docstring of the file that a method or a switch is in."""
+    """Return the docstring of the file that defines a method or a switch."""
     return (sys.modules[made_by.__module__].__doc__ or "").strip()
 
 
 def buffers(rule):
-    """What becomes of BatchNorm's running statistics, in words."""
-    words = {"averaged": "averaged with the model, or as the study says", "personal": "each client's own"}
-    return words.get(rule if isinstance(rule, str) else "", "mixed by a rule of the method's own")
+    """Return how BatchNorm's running statistics are treated, in words."""
+    words = {"averaged": "averaged with the model, unless the study says otherwise", "personal": "kept by each client"}
+    if isinstance(rule, str):
+        return words[rule]
+    return "averaged over rounds, unless the study says otherwise" if rule.shared else "mixed by the method's own rule"
 
 
 def about(name, entry):
@@ -77,7 +79,7 @@ def about_switch(name, switch):
 
 
 def index():
-    """The file's text, as the code says now."""
+    """Return the file's text, generated from the current code."""
     entries = {
         "methods": [about(name, entry) for name, entry in METHODS.items()],
         "switches": [about_switch(name, switch) for name, switch in SWITCHES.items()],

@@ -15,6 +15,10 @@ from fedncv import catalogue
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "methods"
+NEEDS = {
+    "sums": "The server needs only weighted sums of these fields ([sums form](../glossary.md#methods)).",
+    "each reply": "The server needs each reply ([not in the sums form](../glossary.md#methods)).",
+}
 MARKER = "<!-- Above: written by tools/method_pages.py. Below: written by hand. -->"
 NEW = """
 ## Known failures of other implementations
@@ -45,7 +49,7 @@ def cost_table(cost, fedavg):
         "server": "bytes the server keeps for it",
     }
     return table(
-        ("a client's round", "this method", "FedAvg"),
+        ("per client and round", "this method", "FedAvg"),
         [(names[k], f"{ours:,}", f"{getattr(fedavg, k):,}") for k, ours in cost._asdict().items()],
     )
 
@@ -86,20 +90,21 @@ def generated(name, costs):
     parts = [f"# {name}: {entry.summary}", f"{entry.reference}", f"```text\n{title}\n{rest}\n```", "## Knobs"]
     found = [(f"`{k.name}`", k.kind, f"`{k.default}`", k.meaning) for k in entry.knobs]
     parts.append(table(("knob", "type", "default", "meaning"), found) if found else "None.")
-    parts.append("## What the server learns from a client")
+    parts.append("## Sent to the server")
     reveals = [(f"`{field}`", what) for field, what in entry.reveals.items()]
-    parts.append(table(("sent", "what it says"), reveals) if reveals else "Nothing.")
+    parts.append(table(("field", "content"), reveals) + f"\n\n{NEEDS[entry.form]}" if reveals else "Nothing.")
     parts.append(f"BatchNorm's running statistics are {entry.buffers}.")
-    parts += ["## What it costs", cost_table(costs[name], costs["fedavg"])]
-    parts.append("The study behind these counts is described in [equal_work.md](equal_work.md).")
-    parts += ["## What is logged", "What every run logs, see [README.md](README.md#what-every-run-logs)."]
+    parts += ["## Cost", cost_table(costs[name], costs["fedavg"])]
+    parts.append("[equal_work.md](equal_work.md) describes how these numbers were counted.")
+    parts += ["## Logged numbers", "The same as for every method: see [README.md](README.md#logged-numbers)."]
     parts += ["## Result", result(name)]
     return "\n\n".join([*parts, MARKER]) + "\n"
 
 
 def index():
-    rows = [(f"[{name}]({name}.md)", e.summary, e.reference) for name, e in catalogue.methods().items()]
-    parts = ["# Methods", table(("method", "meaning", "reference"), rows), "## Side by side", side_by_side(), MARKER]
+    rows = [(f"[{name}]({name}.md)", e.summary, e.form, e.reference) for name, e in catalogue.methods().items()]
+    header = ("method", "meaning", "server needs", "reference")
+    parts = ["# Methods", table(header, rows), "## Side by side", side_by_side(), MARKER]
     return "\n\n".join(parts) + "\n"
 
 

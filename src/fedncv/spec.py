@@ -108,8 +108,9 @@ def kind_of(kind: Any) -> str:
     >>> kind_of(float), kind_of(Literal["saga", "svrg"]), kind_of(float | Literal["learned"])
     ('float', 'saga or svrg', 'float or learned')
     """
-    if part_of(kind) is not None:
-        return "a switch: on, off, its first knob, or part.knob=value"
+    part = part_of(kind)
+    if part is not None:
+        return "on, off, or its first knob's value" if knobs(part) else "on or off"
     if isinstance(kind, UnionType) or (get_origin(kind) is not Literal and get_args(kind)):
         return " or ".join(map(kind_of, get_args(kind)))
     return " or ".join(get_args(kind)) if get_origin(kind) is Literal else str(kind.__name__)

@@ -24,7 +24,7 @@ def test_lists_every_method_with_meaning_knobs_and_reference(capsys):
     assert [line[0] for line in lines] == [*METHODS, *(f"+{name}" for name in SWITCHES)]
     assert len(METHODS) >= 20
     (fedprox,) = (line for line in lines if line[0] == "fedprox")
-    summary, form = "a pull towards the received model", getattr(METHODS["fedprox"].make(), "form", "")
+    summary, form = "pull local models towards the received one", getattr(METHODS["fedprox"].make(), "form", "")
     assert fedprox == ["fedprox", summary, "mu=0.01", form, "Li 2020, arXiv:1812.06127"]
 
 

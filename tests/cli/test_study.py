@@ -141,7 +141,7 @@ MISTAKES = [
     (["study", "smoke", "--methods", "fedavgg"], "did you mean 'fedavg'"),
     (["study", "smoke", "--datasets", "digts"], "did you mean 'digits'"),
     (["study", "smoke", "--clients", "3", "--per-round", "9"], "per_round"),
-    (["study", "smoke", "--device", "cuda"], "torch sees no GPU here"),
+    (["study", "smoke", "--device", "cuda"], "torch sees no GPU"),
     (["study", "smoke", "--tune", "--tuning-seeds", "0"], "--tune needs at least one"),
     (
         ["study", "smoke", "--tune", "--tuning-lr", "0.1", "-1"],

@@ -84,7 +84,7 @@ def test_another_key_gives_another_partition(name):
         (-3, 1, "-3 clients"),
         (31, 1, "31 clients"),
         (5, 0, "min_samples is 0"),
-        (5, 7, "5 clients with min_samples=7 need 35 samples, there are 30; take at most 4 clients or min_samples=6"),
+        (5, 7, "5 clients with min_samples=7 need 35 samples, there are 30; use at most 4 clients or min_samples=6"),
     ],
 )
 def test_impossible_numbers_get_one_line_with_the_value_and_the_remedy(name, num_clients, min_samples, words):
@@ -111,8 +111,8 @@ def test_knobs_can_be_named_in_a_config(name):
     ("labels", "words"),
     [
         (np.array([0, -1, 1]), "label -1 is negative"),
-        (np.array([0.5, 1.0, 2.0]), "labels are float64 of shape .3,., not one class number a sample"),
-        (np.zeros((3, 2), dtype=np.int64), "take the partition iid"),
+        (np.array([0.5, 1.0, 2.0]), "labels are float64 of shape .3,., not one class number per sample"),
+        (np.zeros((3, 2), dtype=np.int64), "use the partition iid"),
     ],
 )
 def test_labels_that_are_no_classes_are_refused_where_they_matter(partition, labels, words):
@@ -252,7 +252,7 @@ def test_few_clients_hold_all_classes_between_them():
     assert ((counts > 0).sum(axis=0) >= 1).all()
 
 
-@pytest.mark.parametrize(("k", "words"), [(0, "k is 0"), (11, "the data has 10 classes"), (2, "take k=3 or more")])
+@pytest.mark.parametrize(("k", "words"), [(0, "k is 0"), (11, "the data has 10 classes"), (2, "use k=3 or more")])
 def test_a_number_of_classes_that_cannot_be_is_refused(k, words):
     with pytest.raises(ValueError, match=words):
         classes(np.arange(1_000) % 10, 4, rng(), k=k)

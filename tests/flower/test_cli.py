@@ -94,7 +94,10 @@ def test_help_offers_what_has_an_effect_and_nothing_else(capsys):
 def test_a_setting_without_effect_is_refused_with_its_value(name):
     """Also where a run is made from Python."""
     kind = type(getattr(RunConfig, name))
-    others = {"stream": "arrivals", "probe": "every=2", "diverged": "skip", "device": "cuda", "engine": "stacked"}
+    others = {
+        "stream": "arrivals", "probe": "every=2", "diverged": "skip", "device": "cuda", "engine": "stacked",
+        "layers": "compiled",
+    }  # fmt: skip
     value = others.get(name, kind(1) if kind is int else 0.25)
     with pytest.raises(ValueError, match=re.escape(f"{name} is {value!r}: {NOT_HERE[name]}; leave it at ")):
         check(replace(RunConfig(), **{name: value}))

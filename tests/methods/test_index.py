@@ -41,7 +41,7 @@ def test_knobs_are_read_from_the_config():
 
 def test_a_meaning_may_take_two_lines():
     (knob,) = knobs(FedRepConfig)
-    assert knob.meaning.endswith("The others train the head; it gets one epoch even where none is left.")
+    assert knob.meaning.endswith("The others train the head, which gets at least one epoch.")
 
 
 @dataclass(frozen=True)

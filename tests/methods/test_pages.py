@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fedncv import catalogue
-from fedncv.methods import METHODS
+from fedncv.methods import METHODS, SWITCHES, find_method
 
 ROOT = Path(__file__).parents[2]
 TOOL = runpy.run_path(str(ROOT / "tools" / "method_pages.py"))
@@ -50,3 +50,24 @@ def test_every_file_gives_formula_reference_and_departures():
 def test_every_knob_is_explained():
     for method in catalogue.methods().values():
         assert all(knob.meaning for knob in method.knobs)
+
+
+def test_the_table_of_switches_says_which_methods_take_them():
+    text = (ROOT / "docs" / "methods" / "README.md").read_text(encoding="utf-8")
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| `+")]
+    assert [row[0].strip("`+") for row in rows] == list(SWITCHES)
+    for switch, _, _, refused, already, keeps in rows:
+        chains = {name: taken(name + switch.strip("`")) for name in METHODS}
+        has = [name for name, entry in METHODS.items() if switch.strip("`+") in entry.make().switches]
+        assert already.split(", ") == (has or ["–"])
+        assert refused.split(", ") == ([name for name in METHODS if not chains[name] and name not in has] or ["–"])
+        same = all(chain.form == METHODS[name].make().form for name, chain in chains.items() if chain)
+        assert keeps.startswith("yes" if same else "no")
+
+
+def taken(chain):
+    """The method, or None where the chain is refused."""
+    try:
+        return find_method(chain)
+    except ValueError:
+        return None

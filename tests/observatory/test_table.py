@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from fedncv.methods.older import new_spelling
 from fedncv.observatory.table import against_fedavg, common, print_tables, read_rows
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -101,4 +102,10 @@ def test_the_gallery_says_what_its_rows_say(name, capsys):
     assert len(wanted) >= 2
     for table in wanted:
         for method, cells in table.items():
-            assert [method, *cells] in said
+            assert [todays(method), *cells] in said
+
+
+def todays(method):
+    """The rows were measured before FedNCV became a chain, and have its old spellings."""
+    name, _, rest = method.partition(":")
+    return new_spelling(name, dict([knob.split("=") for knob in rest.split(",")])) if rest else method

@@ -108,5 +108,5 @@ def test_of_many_methods_fedavg_and_the_most_accurate_are_drawn_and_all_are_in_t
     more = tuple(f"fedprox:mu={i}" for i in range(1, 17))
     text = variance.section(probed_study(tmp_path, methods=("fedavg", *more)))
     assert re.findall(r'<figure data-method="(.*?)"', text) == ["fedavg", *more[-12:], "fedncv"]
-    assert "14 of 18 methods are drawn" in text
+    assert "14 of 18 methods are plotted" in text
     assert re.findall(r'<tr data-method="(.*?)"', text) == ["fedavg", *more, "fedncv"]

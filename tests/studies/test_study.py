@@ -19,7 +19,6 @@ from fedncv.studies import (
     TUNED_ON_CIFAR10,
     TUNED_ON_FASHION_MNIST,
     cost,
-    present,
 )
 from fedncv.studies.cells import check_study
 from fedncv.studies.cost import expected_samples, measured_samples
@@ -47,8 +46,8 @@ def test_every_named_study_is_sound(name):
 def test_the_papers_grids():
     table1, fig2, fig3 = (STUDIES[name]() for name in ("table1", "fig2", "fig3"))
     assert (len(TABLE1), len(FIG3)) == (7, 12)
-    assert set(present(*TABLE1)) <= set(table1.methods)
-    assert set(present(*FIG3)) <= set(fig3.methods)
+    assert set(TABLE1) <= set(table1.methods)
+    assert set(FIG3) <= set(fig3.methods)
     assert len(table1.seeds) >= 10
     assert (min(fig2.clients), max(fig2.clients)) == (100, 1000)
     protocol = Settings()
@@ -76,10 +75,6 @@ def test_learning_rates_are_those_that_tuning_chose_for_the_ablation():
 def test_a_method_that_is_added_runs_as_it_was_tuned():
     study = replace(STUDIES["robustness"](), methods=("fedprox", "fedlc"), seeds=(0,))
     assert {cell.config.method: cell.config.lr for cell in study.cells()} == {"fedprox": 0.03, "fedlc": 0.01}
-
-
-def test_a_method_that_does_not_exist_is_not_listed():
-    assert present("fedavg", "nothing", "fedavg:nothing=1") == ("fedavg",)
 
 
 def test_fedncv_is_in_every_study_that_trains():

@@ -1,4 +1,4 @@
-"""Methods by name: one file each, and switches that a name can carry."""
+"""Find methods by name. Each method is one file; switches can be added to its name."""
 
 import re
 from typing import Any
@@ -26,8 +26,8 @@ def find_method(text: str) -> Method:
     method = entry.make() if config is None else entry.make(config)
     for name in configs:
         if name in method.switches:
-            raise ValueError(f"{text!r}: {base} has {name} already; {_remedy(base, name)}")
-    if entry.chain and configs:  # each of its switches and of the others takes its place
+            raise ValueError(f"{text!r}: {base} already has {name}; {_remedy(base, name)}")
+    if entry.chain and configs:  # apply its own switches and the added ones in one order
         method, configs = METHODS[entry.chain].make(), vars(config) | configs
     try:
         return chain(method, **configs)
@@ -36,7 +36,7 @@ def find_method(text: str) -> Method:
 
 
 def in_full(text: str) -> str:
-    """Return the same method with every knob: what it is, whatever a later version takes for granted.
+    """Return the method's text with every knob written out, so that it does not depend on later defaults.
 
     >>> in_full("fedavg+prior:tau=2")
     'fedavg:server_lr=1.0+prior:tau=2.0,epsilon=1.0'
@@ -45,7 +45,7 @@ def in_full(text: str) -> str:
 
 
 def _parts(text: str) -> list[tuple[str, Any]]:
-    """Return name and config of the method, and of every switch after it in the order in which they are applied."""
+    """Return name and config of the method, then of its switches in the order in which they are applied."""
     first, *others = re.split(r"\+(?=[a-z])", text)
     older.refuse(first)
     base, knobs = parse(first, {name: entry.config or _no_knobs for name, entry in METHODS.items()}, what="method")

@@ -1,4 +1,4 @@
-"""What the pieces of a client may ask for, and what they are given: a batch, and what the client knows of itself.
+"""Give a method's client functions their inputs: gradients and logits (``Ask``), a batch, and facts about the client.
 
 Letters of shapes: P parameters, R running statistics, B samples of a batch, C classes, F features.
 """
@@ -18,7 +18,7 @@ class Batch(NamedTuple):
     x: Tensor
     y: Tensor
     weight_B: Tensor  # 1 for a sample, 0 for padding
-    number: int | Tensor  # which of the client's batches; the same samples all round where `same_batches`
+    number: int | Tensor  # index of the batch; with `same_batches` it keeps its samples all round
 
     @property
     def size(self) -> Tensor:
@@ -26,16 +26,16 @@ class Batch(NamedTuple):
 
 
 class Client(NamedTuple):
-    """What a client knows of itself. It never leaves the client unless a method's ``up`` declares it."""
+    """Facts that a client knows about itself. They leave the client only if a method's ``up`` declares them."""
 
     id: int | Tensor
     num_samples: Tensor  # training samples it holds this round
-    full_batch: Tensor  # samples of each of its batches but the last, which may have fewer
+    full_batch: Tensor  # samples in each of its batches except the last, which may be smaller
     label_counts_C: Tensor
 
 
 class Notes:
-    """What one ask has noted for the engine: how far running statistics moved, and how often it was asked."""
+    """Record for the engine: the running statistics after a step, and the number of calls."""
 
     __slots__ = ("buffers_R", "differentiating", "num_forwards", "num_gradients", "saw_round", "value")
 
@@ -47,15 +47,15 @@ class Notes:
         self.value = torch.zeros(())
         """The loss at the latest gradient."""
         self.saw_round = False
-        """Whether the round's number was read: a recorded step that holds it serves one round only."""
+        """Whether the round number was read; a recorded step that used it is valid for one round only."""
         self.differentiating = False
 
 
 class Ask:
-    """What the pieces of a client may ask for: gradients, logits and features at any parameters.
+    """Compute gradients, logits and features at any parameters.
 
-    It does not change: ``replace`` makes another one. The engine makes a new ask for every step. Calls are counted,
-    and the engine multiplies them by the samples of the step.
+    An ask is immutable: ``replace`` returns another one. The engine makes a new ask for every step. It counts the calls
+    and multiplies them by the samples of the step.
     """
 
     def __init__(
@@ -95,17 +95,17 @@ class Ask:
     layout: Layout
     client: Client
     key: Key
-    """Keyed by seed, round, client and step, for draws of the method's own."""
+    """Key of seed, round, client and step, for the method's own random draws."""
     num_batches: int
-    """Batches of one epoch (the most of any client, where clients are stacked)."""
+    """Batches of one epoch (if clients are stacked, the largest number of any client)."""
     phase: int
-    """Which of the method's phases; a Python number, so a branch on it is allowed."""
+    """Index of the method's current phase; a Python number, so branching on it is allowed."""
     buffers_R: Tensor
-    """Running statistics that the client has now."""
+    """The client's current running statistics."""
     received_R: Tensor
-    """Running statistics as they arrived, for a client that predicts after its training."""
+    """Running statistics as received, for prediction after local training."""
     prior_C: Tensor | None
-    """Added to all logits before the loss looks at them."""
+    """Added to all logits before the loss is computed."""
     notes: Notes
     """For the engine."""
     _model: Model
@@ -123,7 +123,7 @@ class Ask:
         return self._round
 
     def replace(self, **changes: Any) -> "Ask":
-        """Return an ask with another ``phase`` or ``prior_C``; both note the same work."""
+        """Return a copy with another ``phase`` or ``prior_C``; both count work in the same notes."""
         given = {"phase": self.phase, "prior_C": self.prior_C} | changes
         return Ask(
             self._model,

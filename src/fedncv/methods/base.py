@@ -1,7 +1,7 @@
-"""The contract: what a federated method is, and what its pieces may ask for.
+"""Define the contract of a federated method: its functions and the types that they exchange.
 
-A method is a value of pure functions. What crosses the wire is explicit (``down``, ``up``), what never leaves a
-client is explicit (``own``), and no engine knows a method by name. One round:
+A method is a value made of pure functions. Messages are explicit (``down``, ``up``), and so is the state that never
+leaves a client (``own``). No engine knows a method by name. One round:
 
     server   down_S  = broadcast(server, ids_S)
     client   y, scratch = begin(ask, down, own)
@@ -10,11 +10,12 @@ client is explicit (``own``), and no engine knows a method by name. One round:
     server   combined = combine(server, replies)               replies in the order of their ids
              server   = step(ask, server, combined)
 
-The sums form: a method without ``combine`` never sees a single reply. Its ``step`` is given ``Sums``, the weighted
-means and sums of every field of ``up``. Secure aggregation, differential privacy and partial sums rest on this form.
+A method without ``combine`` is in the sums form: it never sees a single reply. Its ``step`` receives ``Sums``, the
+weighted means and sums of every field of ``up``. Secure aggregation, differential privacy and partial sums need this
+form.
 
 ``down``, ``up``, ``own``, ``scratch`` and ``server`` are tensors, tuples or NamedTuples of tensors (``()`` for
-nothing); a server's state may also hold Python numbers. Client pieces contain no Python branch on the value of a
+nothing); a server's state may also hold Python numbers. Client functions contain no Python branch on the value of a
 tensor, so that ``torch.vmap`` can run a thousand clients at once.
 
 Letters of shapes: P parameters, R running statistics, B samples of a batch, C classes, S clients of the
@@ -40,15 +41,15 @@ __all__ = [
 
 
 class Federation(NamedTuple):
-    """What the server knows of the federation when it begins."""
+    """Facts that the server knows before the first round."""
 
     num_clients: int
     per_round: int
     rounds: int
-    sizes_N: Tensor  # training samples of every client, asked once when it joins; float64
+    sizes_N: Tensor  # training samples of every client, reported when it joins; float64
     num_classes: int
     layout: Layout
-    key: Key  # for draws of the server before the first round
+    key: Key  # for random draws of the server before the first round
 
 
 class Phase(NamedTuple):
@@ -60,9 +61,9 @@ class Phase(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What a client did this round."""
+    """Local work of one client in this round."""
 
-    steps: int | Tensor  # that moved the model; a pass over the data has none
+    steps: int | Tensor  # that moved the model; a phase that trains nothing adds none
     samples: int | Tensor  # of those steps
     lr: float | Tensor
     total_step: float | Tensor
@@ -70,7 +71,7 @@ class Work(NamedTuple):
 
 
 class Prediction(NamedTuple):
-    """What a client predicts with."""
+    """Model, running statistics and logit offset that a client predicts with."""
 
     x_P: Tensor
     buffers_R: Tensor  # running statistics
@@ -81,18 +82,18 @@ Step = Callable[[Model, Any, Any, Any], Any]  # (model, state, row, given) -> st
 
 
 class ServerAsk(NamedTuple):
-    """What ``step`` may ask for."""
+    """Model, round and random key for ``step``."""
 
     model: Model
     round: int
     key: Key
-    repeat: Callable[[Step, Any, Any, Any], Any] | None = None  # an engine's own way to run a loop
+    repeat: Callable[[Step, Any, Any, Any], Any] | None = None  # an engine's faster way to run `loop`
 
     def loop(self, step: Step, state: Any, rows: Any, given: Any) -> Any:
-        """Return state <- step(model, state, row, given) after every row of ``rows``: for a server that trains.
+        """Apply state <- step(model, state, row, given) for every row of ``rows`` and return the state.
 
-        An engine may record the step and replay it, so ``step`` is one function for all rounds, it reads nothing
-        but its arguments, and numbers in ``state`` that are not tensors stay as they are.
+        It is for a server that trains. An engine may record the step and replay it. So ``step`` must be the same
+        function in all rounds and read only its arguments; numbers in ``state`` that are not tensors do not change.
         """
         if self.repeat is not None:
             return self.repeat(step, state, rows, given)
@@ -102,29 +103,29 @@ class ServerAsk(NamedTuple):
 
 
 class Stepped(NamedTuple):
-    """What a server's step gives."""
+    """Result of a server's step."""
 
     server: Any
     move_P: Tensor | None = None
-    """x - x', where the step computed it: momentum builds on it without the rounding of x - x'."""
+    """x - x', if the step computed it. Momentum uses it and avoids the rounding error of x - x'."""
     numbers: Mapping[str, float | Tensor] = {}
     """Named numbers for the row of the round in metrics.jsonl, such as a step size or a learned beta."""
 
 
 class BufferRule(NamedTuple):
-    """How running statistics travel where the usual rules do not fit; the state is the rule's own."""
+    """Rule for sending and combining running statistics, if "averaged" and "personal" do not fit."""
 
     init: Callable[[Tensor, Federation], Any]  # start_R, federation -> state
     broadcast: Callable[[Any, Any, Tensor], Tensor]  # state, server, ids_S -> b_SR
     step: Callable[[ServerAsk, Any, Any, Any], Any]  # ask, state, server, combined -> state
     combine: Callable[[Tensor, Replies], Any] | None = None  # b_SR, replies -> combined; None: the mean b_R by samples
-    with_statistics: Callable[[Any, Tensor], Any] = lambda _state, b_R: b_R  # the state with these in place of its own
+    with_statistics: Callable[[Any, Tensor], Any] = lambda _state, b_R: b_R  # the state with these statistics
     shared: bool = False
-    """All clients are sent the same; a study that wants personal statistics gets those instead."""
+    """All clients receive the same statistics. A study may then choose personal ones instead."""
 
 
 class Method(NamedTuple):
-    """See the top of the file. ``fedavg()._replace(…)`` is the usual way to make one."""
+    """Functions and facts of one method (see the top of the file). Usually made with ``fedavg()._replace(…)``."""
 
     init: Callable[[Tensor, Federation], Any]
     init_own: Callable[[Ask, Tensor], Any]
@@ -136,24 +137,24 @@ class Method(NamedTuple):
     step: Callable[[ServerAsk, Any, Any], Stepped]
     predict: Callable[[Ask, Tensor, Any, Any], Prediction]  # ask, y, down, own
     shared: Callable[[Any], Tensor | None]
-    """server -> the one model all clients share; None where each has a part of its own."""
+    """server -> the model that all clients share; None if each client has a personal part."""
     reveals: Mapping[str, str]
-    """Field of ``up`` -> what the server learns from it. Nothing undeclared crosses."""
+    """Field of ``up`` -> what the server learns from it. Every field must be declared."""
     combine: Callable[[Any, Replies], Any] | None = None
-    """server, replies -> what ``step`` is given. None is the sums form: ``step`` is given ``Sums``."""
+    """server, replies -> the last argument of ``step``. None is the sums form: ``step`` receives ``Sums``."""
     weights: Mapping[str, Weight] = {}
-    """Field of ``up`` -> its weight in ``Sums``; a field that is not named goes by samples."""
+    """Field of ``up`` -> its weight in ``Sums``; fields that are not named are weighted by samples."""
     model: Callable[[Any], Tensor] | None = None
-    """server -> the model that clients train from; None where there is no one model."""
+    """server -> the model that clients train from; None if there is no single model."""
     with_model: Callable[[Any, Tensor], Any] | None = None
-    """server, x_P -> the server with this model to train from; None where ``model`` is."""
+    """server, x_P -> the server with this model to train from; None if ``model`` is None."""
     buffers: Literal["averaged", "personal"] | BufferRule = "averaged"
     same_batches: bool = False
-    """Batches keep their samples through a round and only change places: for a memory per batch."""
+    """Batches keep their samples during a round; only their order changes. A memory per batch needs this."""
     fixed_sizes: bool = False
-    """Its sums hold only while clients keep their number of samples: no streams."""
+    """Its sums are correct only if clients' numbers of samples do not change, so streams are refused."""
     switches: tuple[str, ...] = ()
-    """Switches that are part of it already; a second time they would count twice."""
+    """Switches that it already contains; adding one again is refused."""
     hand_out: Callable[[Any, Tensor], Any] | None = None
     """Like ``broadcast``, for inference, where that model differs from the one that clients train from."""
 
@@ -163,12 +164,12 @@ class Method(NamedTuple):
 
 
 def combined(method: Method, server: Any, replies: Replies) -> Any:
-    """Return what the method's ``step`` works with."""
+    """Return the last argument of the method's ``step``."""
     return sums_of(replies, method.weights) if method.combine is None else method.combine(server, replies)
 
 
 def aggregate(method: Method, ask: ServerAsk, server: Any, replies: Replies) -> Stepped:
-    """Return the server's half of a round."""
+    """Combine the replies, take the server's step and return its result."""
     stepped = method.step(ask, server, combined(method, server, replies))
     if not isinstance(stepped, Stepped):
         raise TypeError(f"step must return Stepped(server), not {type(stepped).__name__}")
@@ -176,7 +177,7 @@ def aggregate(method: Method, ask: ServerAsk, server: Any, replies: Replies) -> 
 
 
 def moved_by(server: Any, move_P: Tensor, **changes: Any) -> Stepped:
-    """Return x <- x - move, for a server with the field ``x_P``, and other fields as given."""
+    """Return the step x <- x - move of a server with the field ``x_P``; ``changes`` sets other fields."""
     return Stepped(server._replace(x_P=server.x_P - move_P, **changes), move_P)
 
 

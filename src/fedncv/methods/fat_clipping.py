@@ -1,4 +1,4 @@
-"""FAT-Clipping: clipped updates, against gradient noise of infinite variance.
+"""FAT-Clipping: clip gradients or updates, for gradient noise of infinite variance.
 
     per iteration   y <- y - lr * clip(grad_u(y))         clip(g) = min(1, lambda / ||g||) * g
                     Delta_u = x - y
@@ -7,9 +7,9 @@
     server          x <- x - server_lr * sum_S p_u Delta_u
 
 Yang et al., NeurIPS 2022, https://arxiv.org/abs/2210.00690, FAT-Clipping-PI and FAT-Clipping-PR.
-Departures from the paper: clients are weighted by samples (the paper's uniformly), so that lambda = infinity
-is FedAvg to the last bit. The paper lets lambda depend on the tail of the noise and tunes it; the defaults
-here are starting points for the study's networks, not the paper's.
+Departures from the paper: clients are weighted by samples (in the paper uniformly), so that lambda = infinity
+is FedAvg to the last bit. The paper tunes lambda and lets it depend on the tail of the noise; the defaults
+here are our own starting points for the study's networks.
 """
 
 import math
@@ -54,7 +54,7 @@ def _check(clip: float, server_lr: float) -> None:
 
 
 def clip_factor(g_P: Tensor, clip: float) -> Tensor:
-    """min(1, clip / ||g||); 1 where g = 0."""
+    """Return min(1, clip / ||g||); 1 if g = 0."""
     return torch.clamp(clip / torch.linalg.vector_norm(g_P), max=1.0)
 
 

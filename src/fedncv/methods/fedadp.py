@@ -1,4 +1,4 @@
-"""FedAdp: clients whose updates point along the common one count for more.
+"""FedAdp: give more weight to clients whose updates point along the mean update.
 
     client   as FedAvg
     server   Delta     = sum_S p_u Delta_u
@@ -8,8 +8,8 @@
              x <- x - sum_S psi_u Delta_u,      psi_u = n_u exp(f(theta~_u)) / sum_S n_v exp(f(theta~_v))
 
 Wu and Wang, IEEE TCCN 2021, https://arxiv.org/abs/2012.00661, Algorithm 1.
-Departures from the paper: the angle is averaged over the rounds a client took part in (in the paper every
-client takes part in every round). An update of zero has no direction; it counts as orthogonal.
+Departures from the paper: the angle is averaged over the rounds in which a client took part (in the paper every
+client takes part in every round). An update of zero has no direction; it is treated as orthogonal.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from fedncv.methods.fedavg import fedavg
 @dataclass(frozen=True, kw_only=True)
 class Config:
     alpha: float = 5.0
-    """Steepness of the curve and log of the largest ratio of weights, at least 0; 0 is FedAvg."""
+    """Steepness of the curve, and logarithm of the largest ratio of weights; at least 0. 0 is FedAvg."""
 
     def __post_init__(self) -> None:
         if not self.alpha >= 0:
@@ -39,13 +39,13 @@ class Server(NamedTuple):
 
 
 def angle(delta_P: Tensor, delta_SP: Tensor) -> Tensor:
-    """Between the common update and each client's; pi/2 where one of them is zero.
+    """Return the angle between the mean update and each client's; pi/2 if one of them is zero.
 
-    With unit vectors a, b: 2 atan2(|a - b|, |a + b|). The arc cosine would magnify rounding near 0 and pi.
+    With unit vectors a, b: 2 atan2(|a - b|, |a + b|). The arc cosine would magnify rounding errors near 0 and pi.
     """
     a_P, b_SP = delta_P.double(), delta_SP.double()
     length, length_S = torch.linalg.vector_norm(a_P), torch.linalg.vector_norm(b_SP, dim=1)
-    a_P, b_SP = a_P / length, b_SP / length_S[:, None]  # where a length is 0, looked at by nobody
+    a_P, b_SP = a_P / length, b_SP / length_S[:, None]  # nan if a length is 0: the last line replaces it
     apart_S, together_S = (torch.linalg.vector_norm(v_SP, dim=1) for v_SP in (a_P - b_SP, a_P + b_SP))
     return torch.where(length * length_S > 0, 2 * torch.atan2(apart_S, together_S), torch.pi / 2)
 
@@ -60,7 +60,7 @@ def fedadp(config: Config = Config()) -> Method:
         return Server(x_P, zeros_N, zeros_N)
 
     def combine(_server: Server, replies: Replies) -> Replies:
-        return replies  # angles are of single updates
+        return replies  # angles need single updates
 
     def step(_ask: ServerAsk, server: Server, replies: Replies) -> Stepped:
         delta_SP, ids_S = replies.ups.delta_P, replies.ids_S

@@ -5,8 +5,8 @@
     server   x <- x - sum_S p_u Delta_u     p_u = n_u / sum_S n_v
 
 McMahan et al., AISTATS 2017, https://arxiv.org/abs/1602.05629, Algorithm 1.
-Departures from the paper: weights are normalised over the clients that answered (the paper's Algorithm 1
-as corrected in its later versions).
+Departures from the paper: weights are normalised over the clients that answered (as in the later versions of
+the paper's Algorithm 1).
 """
 
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ from fedncv.methods.base import (
 @dataclass(frozen=True, kw_only=True)
 class Config:
     server_lr: float = 1.0
-    """Server step, above 0; 1 replaces the model by the mean of the local ones."""
+    """Server step, above 0; 1 replaces the model by the mean of the local models."""
 
     def __post_init__(self) -> None:
         if not self.server_lr > 0:

@@ -6,7 +6,7 @@
              x <- x - v                                   x - (move + beta * v) with Nesterov's
 
 The chain fedavg+momentum. Hsu et al., 2019, https://arxiv.org/abs/1909.06335, the update with server momentum.
-Departures from the paper: none. BatchNorm's statistics are averaged and take no momentum.
+Departures from the paper: none. BatchNorm's running statistics are averaged, without momentum.
 """
 
 from dataclasses import dataclass
@@ -22,9 +22,9 @@ class Config:
     beta: float = 0.9
     """Momentum, from 0 to below 1; 0 is FedAvg."""
     nesterov: bool = False
-    """Step along move + beta * v in place of v."""
+    """Use Nesterov momentum: step along move + beta * v instead of v."""
     server_lr: float = 1.0
-    """Server step, above 0. A constant Delta moves the model by server_lr / (1 - beta) * Delta a round."""
+    """Server step, above 0. A constant Delta moves the model by server_lr / (1 - beta) * Delta per round."""
 
     def __post_init__(self) -> None:
         server_momentum.Config(beta=self.beta)

@@ -1,4 +1,4 @@
-"""FedDyn: dynamic regularisation, under which the clients' optima agree with the global one.
+"""FedDyn: dynamic regularisation that makes the clients' optima agree with the global one.
 
     client   y <- y - lr * (grad_u(y) - lambda_u + alpha * (y - x))      the gradient of
                   loss - <lambda_u, y> + alpha/2 * ||y - x||^2
@@ -7,10 +7,10 @@
              x <- mean_S y_u - h / alpha
 
 Acar et al., ICLR 2021, https://arxiv.org/abs/2111.04263, Algorithm 1.
-Departures from the paper: the local minimum is approached by the study's local steps, as in the authors'
+Departures from the paper: the local minimum is approximated by the study's local steps, as in the authors'
 experiments. The paper uses alpha = 0.1 or 0.01 depending on the dataset; here 0.01, its value for CIFAR.
-At rest y_u = x for every client, so lambda_u is its gradient at x and h = mean lambda = 0: the optimum, for any
-alpha above 0. There is no limit at 0, and the optimum is approached over some 1/alpha rounds.
+At the fixed point y_u = x for every client, so lambda_u is its gradient at x and h = mean lambda = 0: this is the
+optimum, for any alpha above 0. Convergence takes about 1/alpha rounds; alpha = 0 is not defined.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from fedncv.methods.fedavg import Down, Up, fedavg
 @dataclass(frozen=True, kw_only=True)
 class Config:
     alpha: float = 0.01
-    """Strength of the regulariser, above 0. Larger: shorter local moves, faster learning of lambda_u."""
+    """Strength of the regulariser, above 0. Larger values shorten local moves and learn lambda_u faster."""
 
     def __post_init__(self) -> None:
         if not self.alpha > 0:

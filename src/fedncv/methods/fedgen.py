@@ -1,4 +1,4 @@
-"""FedGen: a generator of features, learned from the clients' heads, teaches every client what others know.
+"""FedGen: a generator of features, trained on the clients' heads, passes knowledge between clients.
 
     G_w(noise, label) -> features, one hidden layer of rectified units; the head of y maps features to logits
     client   y <- y - lr * gradient of  loss(y) + decay^t * ( alpha * mean_k CE(head_y(G(e_k, c_k)), c_k)
@@ -11,10 +11,10 @@
 
 Zhu et al., ICML 2021, https://arxiv.org/abs/2105.10056, Algorithm 1, with the diversity term, the latent
 regulariser (KL) and the constants of the authors' code.
-Departures from the paper: the generator has no BatchNorm (its statistics would have to travel) and no weight
-decay. The cross-entropies of the heads are averaged, as in the authors' code, where the paper writes that of the
-averaged logits. Clients draw c from p_hat, the authors' code uniformly from the classes seen. Clients add
-their extra losses once the generator has been trained.
+Departures from the paper: the generator has no BatchNorm (its statistics would have to be sent) and no weight
+decay. The cross-entropies of the heads are averaged, as in the authors' code; the paper averages the logits.
+Clients draw c from p_hat; the authors' code draws uniformly from the classes seen. Clients add the two extra
+losses only after the generator has been trained.
 
 Letters: G = parameters of the generator, Z = noise, F = features, K = generated samples.
 """
@@ -52,13 +52,13 @@ class Config:
     alpha: float = 10.0
     """Weight of the cross-entropy on generated features, at least 0. alpha = beta = 0 is FedAvg."""
     beta: float = 10.0
-    """Weight of the pull of the model's predictions towards those on generated features, at least 0."""
+    """Weight of the KL term between predictions on samples and on generated features, at least 0."""
     decay: float = 0.98
-    """Factor a round on alpha, beta and generator_lr, above 0 and at most 1."""
+    """Factor on alpha, beta and generator_lr per round, above 0 and at most 1."""
     eta: float = 1.0
     """Weight of the diversity of generated features, at least 0."""
     generated: int = 32
-    """Features generated for a step, by the server and by a client, at least 1."""
+    """Features generated per step, at the server and at each client, at least 1."""
     noise: int = 32
     """Dimensions of the noise, at least 1."""
     hidden: int = 256
@@ -66,7 +66,7 @@ class Config:
     generator_lr: float = 3e-4
     """Adam's learning rate for the generator, above 0."""
     generator_steps: int = 50
-    """Steps of Adam a round, at least 1."""
+    """Steps of Adam per round, at least 1."""
 
     def __post_init__(self) -> None:
         for name in ("alpha", "beta", "eta"):
@@ -103,7 +103,7 @@ class Up(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """What one step of the generator is made with; the server holds a row for each."""
+    """Random inputs of one generator step; the server holds one row per step."""
 
     e_KZ: Tensor
     labels_K: Tensor
@@ -111,7 +111,7 @@ class Drawn(NamedTuple):
 
 
 class Taught(NamedTuple):
-    """What the generator learns from in a round."""
+    """Teachers of the generator in one round."""
 
     y_SP: Tensor  # the clients' models: their heads
     share_SC: Tensor  # of a class's samples that each client holds
@@ -131,14 +131,14 @@ class Shape(NamedTuple):
 
 
 def start(shape: Shape, key: Key, dtype: torch.dtype) -> Tensor:
-    """Uniform in +-1/sqrt(inputs), as torch initialises its linear layers."""
+    """Return initial weights: uniform in +-1/sqrt(inputs), as in torch's linear layers."""
     bounds = [1 / math.sqrt(shape.noise + shape.classes)] * 2 + [1 / math.sqrt(shape.hidden)] * 2
     layers = zip(shape.layers, bounds, strict=True)
     return torch.cat([b * (2 * uniform(fold(key, i), n, dtype=dtype) - 1) for i, (n, b) in enumerate(layers)])
 
 
 def generate(shape: Shape, w_G: Tensor, e_KZ: Tensor, labels_K: Tensor) -> Tensor:
-    """Features, one row a label."""
+    """Return features, one row per label."""
     W1, b1, W2, b2 = torch.split(w_G, shape.layers)
     onehot_KC = (labels_K[:, None] == torch.arange(shape.classes, device=w_G.device)).to(w_G.dtype)
     hidden_KH = torch.relu(torch.cat([e_KZ, onehot_KC], dim=1) @ W1.reshape(-1, shape.hidden) + b1)
@@ -150,13 +150,13 @@ def draw_noise(key: Key, num: int, shape: Shape, dtype: torch.dtype) -> Tensor:
 
 
 def draw_labels(key: Key, num: int, p_C: Tensor) -> Tensor:
-    """The number of classes whose cumulated probability a uniform number exceeds."""
+    """Return labels drawn from p: count the cumulated probabilities that a uniform number exceeds."""
     below_C = torch.cumsum(p_C, dim=0)[:-1]
     return (uniform(key, num, dtype=p_C.dtype)[:, None] >= below_C).sum(dim=1)
 
 
 def sameness(e_KZ: Tensor, z_KF: Tensor) -> Tensor:
-    """exp(-mean_{j,k}( |e_j - e_k|^2 * |z_j - z_k| )), the distances being means over coordinates."""
+    """Return exp(-mean_{j,k}( |e_j - e_k|^2 * |z_j - z_k| )); distances are means over coordinates."""
     noise_KK = (e_KZ[:, None] - e_KZ).square().mean(dim=2)
     feature_KK = (z_KF[:, None] - z_KF).abs().mean(dim=2)
     return torch.exp(-(noise_KK * feature_KK).mean())
@@ -211,7 +211,7 @@ def fedgen(config: Config = Config()) -> Method:
         return Up(down.x_P - y_P, ask.client.label_counts_C), own
 
     def train_generator(model: Model, server: Server, drawn: Drawn, taught: Taught) -> Server:
-        """One step of Adam, against the heads that the clients sent."""
+        """Take one step of Adam against the heads that the clients sent."""
         e_KZ, labels_K, number = drawn
         shape, heads = shape_of(len(server.p_C), model.layout.features), torch.vmap(model.head, in_dims=(0, None))
 

@@ -1,15 +1,14 @@
-"""FedLC: logits calibrated by how often the client holds each class.
+"""FedLC: calibrate logits by the client's number of samples of each class.
 
     client   trains on the cross-entropy of  f_c(x) - tau * n_{u,c}^(-1/4)     n_{u,c}: its samples of class c
              predicts with f
     server   as FedAvg
 
 Zhang et al., ICML 2022, https://arxiv.org/abs/2209.00189, the calibrated cross-entropy with margin tau * n^(-1/4).
-Departures from the paper: the sum in the softmax includes the true class, as in cross-entropy; the paper's
-leaves it out, which has no lower bound and no limit at tau = 0. A class that the client does not hold has
-n = 0 and an infinite margin in the paper; here it counts as ``absent`` samples, which with the default
-lowers its logit by 100 tau: it takes no part in the softmax, and no number is infinite.
-The paper tunes tau; here 1.
+Departures from the paper: the sum in the softmax includes the true class, as in cross-entropy. The paper leaves it
+out; its loss then has no lower bound and no limit at tau = 0. In the paper a class without samples has an
+infinite margin. Here it counts as ``absent`` samples: the default lowers its logit by 100 tau, which removes the
+class from the softmax and keeps all numbers finite. The paper tunes tau; here 1.
 """
 
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ class Config:
     tau: float = 1.0
     """Strength of the calibration, at least 0; 0 is FedAvg."""
     absent: float = 1e-8
-    """Samples that a class the client does not hold counts as, above 0. 1: as if it held one."""
+    """Number of samples assumed for a class that the client does not hold, above 0."""
 
     def __post_init__(self) -> None:
         if not self.tau >= 0:

@@ -1,4 +1,4 @@
-"""FedNCV as the paper prints it. It cancels itself: expect it to learn next to nothing.
+"""FedNCV as printed in the paper. Its terms cancel: expect it to learn almost nothing.
 
     client   g'_i = g_i - alpha_u * c_{without i}                      c: mean gradient of the other samples
              g_B  = sum_i pi_i g'_i = q - alpha_u * (|B| g_bar - q) / (|B| - 1)          per mini-batch B
@@ -10,17 +10,17 @@
 Chen et al., "Taming Gradient Variance in Federated Learning with Networked Control Variates", Algorithm 1 with
 eq. (weight_u), (server_cv) and (Double).
 
-Readings, where the paper leaves a choice (docs/theory.md, "Reading the paper"):
-- local training is over mini-batches, so the client's rule is applied to each of them (the multi-step form), and the
-  server's to the pseudo-gradients of the round's clients;
-- p_theta^{u,i}, the sampling weights, are uniform, or the model's own probability of each sample, exp(-loss_i),
-  normalised over the batch; no gradient flows through them;
-- Delta in alpha's update is the derivative in alpha_u, averaged over the client's steps; the paper sets no bounds,
-  here alpha_u stays in [0, 1], or a single steep step would throw it to any size;
-- a batch of one sample, or a round of one client, has nothing to leave out: its control variate is zero.
+Our reading where the paper leaves a choice (docs/theory.md, "Reading the paper"):
+- Local training uses mini-batches, so the client's rule is applied to each of them (the multi-step form), and the
+  server's rule to the pseudo-gradients of the round's clients.
+- The sampling weights p_theta^{u,i} are uniform, or the model's probability of each sample, exp(-loss_i), normalised
+  over the batch. No gradient flows through them.
+- Delta in alpha's update is the derivative in alpha_u, averaged over the client's steps. The paper sets no bounds; here
+  alpha_u is clamped to [0, 1], because one steep step could make it arbitrarily large.
+- A batch of one sample, or a round of one client, has no leave-one-out mean: its control variate is zero.
 
-Why it cancels: the server's weights sum to zero for any sizes, and all vanish when sizes are equal; with uniform
-weights the client's rule is (1 - alpha_u) times the plain gradient, and alpha_u is driven to 1.
+Why it cancels: the server's weights sum to zero for any sizes, and all are zero if sizes are equal. With uniform
+sampling weights the client's rule is (1 - alpha_u) times the plain gradient, and alpha_u converges to 1.
 """
 
 from dataclasses import dataclass
@@ -37,12 +37,12 @@ from fedncv.methods.fedavg import fedavg
 @dataclass(frozen=True, kw_only=True)
 class Config:
     sampling: Literal["uniform", "likelihood"] = "uniform"
-    """Sampling weights of a batch: all alike, or the model's own probability of each sample. The latter gives samples
-    that the model finds unlikely a negative weight, and clients tend to diverge."""
+    """Sampling weights of a batch: equal, or the model's probability of each sample. The latter gives unlikely samples
+    a negative weight, and clients tend to diverge."""
     alpha: float = 0.5
-    """Coefficient that every client begins with; the paper gives none."""
+    """Initial coefficient of every client, from 0 to 1; the paper gives none."""
     gamma: float = 0.01
-    """Step of alpha_u, at least 0; 0 keeps it. Algorithm 1 uses the learning rate of the model."""
+    """Step size of alpha_u, at least 0; 0 keeps alpha_u fixed. Algorithm 1 uses the learning rate of the model."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.alpha <= 1:
@@ -96,7 +96,7 @@ def fedncv_paper(config: Config = Config()) -> Method:
         return Up(down.x_P - y_P, scratch.total / scratch.steps), own
 
     def combine(_server: Server, replies: Replies) -> Replies:
-        return replies  # alpha_u is of single clients
+        return replies  # alpha_u belongs to single clients
 
     def step(_ask: ServerAsk, server: Server, replies: Replies) -> Stepped:
         g_P = server_gradient(replies.ups.delta_P, replies.sizes_S)
@@ -116,9 +116,9 @@ def fedncv_paper(config: Config = Config()) -> Method:
 
 
 def _weighted(ask: Ask, y_P: Tensor, batch: Batch) -> Tensor:
-    """sum_i pi_i loss_i with pi_i the model's probability of sample i, normalised over the batch.
+    """Return sum_i pi_i loss_i with pi_i the model's probability of sample i, normalised over the batch.
 
-    The running statistics stay: the plain gradient's pass has moved them already.
+    Running statistics do not change here: the plain gradient's pass has already updated them.
     """
     losses_B = ask.losses(ask.forward(y_P, batch, mode="still").logits_BC, batch)
     real_B = torch.where(batch.weight_B > 0, -losses_B.detach(), float("-inf"))

@@ -8,11 +8,12 @@
              c_bar from  sum_S n_u (c_u' - c_u)  and the new clients' samples
              momentum, average, prior and blend as in fedncv.py
 
-The chain of fedncv.py with drift:memory=clients. It gives the numbers of ``fedncv`` to rounding, for one array more up.
-Every reply enters through sums over the round, so that secure aggregation can hide the terms. The price: alpha is one
-number for all clients, and a client's number of samples must not change while the federation trains.
+The chain of fedncv.py with drift:memory=clients. It equals ``fedncv`` to rounding and sends one more array up. The
+server uses only sums of the replies, so secure aggregation can hide the single replies. Limits: alpha is one number for
+all clients, and a client's number of samples must not change during training.
 
-After Chen et al., "Taming Gradient Variance in Federated Learning with Networked Control Variates".
+After Chen et al., "Taming Gradient Variance in Federated Learning with Networked Control Variates". Derivation:
+docs/theory.md, section 6.
 """
 
 from dataclasses import dataclass
@@ -24,10 +25,10 @@ from fedncv.methods.switches.drift import Config as Drift
 
 @dataclass(frozen=True, kw_only=True)
 class Config(fedncv.Config):
-    """The parts of ``fedncv``, with its drift correction kept by the clients."""
+    """The parts of ``fedncv``, with the memory of the drift correction at the clients."""
 
     drift: Drift | None = Drift(memory="clients")
-    """Client drift correction e_u with the memory at the clients; a number is alpha."""
+    """Client drift correction e_u with the memory at the clients; a number sets alpha."""
 
 
 def fedncv_sums(config: Config = Config()) -> Method:

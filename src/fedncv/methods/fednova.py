@@ -1,4 +1,4 @@
-"""FedNova: updates normalised by the local work behind them.
+"""FedNova: normalise updates by the number of local steps.
 
     client   as FedAvg, then  d_u = Delta_u / a_u;  a_u is the sum of the weights of its gradients: the number of
              its steps, more with local momentum. Sends d_u and a_u
@@ -6,9 +6,9 @@
              x <- x - tau_eff * sum_S p_u d_u
 
 Wang et al., NeurIPS 2020, https://arxiv.org/abs/2007.07481, the update with normalised gradients of section 4.
-Departures from the paper: p_u is normalised over the clients that answered; the learning rate stays inside
-Delta_u, where the paper divides by it and multiplies it back.
-Clients with equal a_u give FedAvg, to rounding.
+Departures from the paper: p_u is normalised over the clients that answered. The learning rate stays inside
+Delta_u; the paper divides by it and multiplies it back.
+With equal a_u it is FedAvg, to rounding.
 """
 
 from typing import Any, NamedTuple

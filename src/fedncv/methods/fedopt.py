@@ -10,7 +10,7 @@
 
 Reddi et al., ICLR 2021, https://arxiv.org/abs/2003.00295, Algorithm 2.
 Departures from the paper: none (its Delta is y - x). The paper tunes server_lr for every task on a grid from
-0.001 to 10; here 0.01. Bias corrections, which the paper leaves out, are left out.
+0.001 to 10; here 0.01. As in the paper there are no bias corrections.
 """
 
 from collections.abc import Callable
@@ -27,11 +27,11 @@ from fedncv.methods.fedavg import fedavg
 @dataclass(frozen=True, kw_only=True)
 class AdagradConfig:
     server_lr: float = 0.01
-    """Server step, above 0: about how far a coordinate moves in a round while |Delta| is far above tau."""
+    """Server step, above 0: about the distance that a coordinate moves per round while |Delta| is far above tau."""
     beta1: float = 0.0
     """Momentum, from 0 to below 1."""
     tau: float = 1e-3
-    """Adaptivity, above 0. Coordinates whose Delta is far below it get server_lr / tau * Delta."""
+    """Adaptivity, above 0. Coordinates whose Delta is far below tau move by server_lr / tau * Delta."""
 
     def __post_init__(self) -> None:
         _check(self.server_lr, self.tau, beta1=self.beta1)
@@ -40,13 +40,13 @@ class AdagradConfig:
 @dataclass(frozen=True, kw_only=True)
 class Config:
     server_lr: float = 0.01
-    """Server step, above 0: about how far a coordinate moves in a round while |Delta| is far above tau."""
+    """Server step, above 0: about the distance that a coordinate moves per round while |Delta| is far above tau."""
     beta1: float = 0.9
     """Momentum, from 0 to below 1."""
     beta2: float = 0.99
-    """How long squares are remembered, from 0 to below 1."""
+    """Decay factor of the second moment, from 0 to below 1."""
     tau: float = 1e-3
-    """Adaptivity, above 0. Coordinates whose Delta is far below it get server_lr / tau * Delta."""
+    """Adaptivity, above 0. Coordinates whose Delta is far below tau move by server_lr / tau * Delta."""
 
     def __post_init__(self) -> None:
         _check(self.server_lr, self.tau, beta1=self.beta1, beta2=self.beta2)

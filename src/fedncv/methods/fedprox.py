@@ -1,4 +1,4 @@
-"""FedProx: FedAvg with a leash.
+"""FedProx: FedAvg with a pull towards the received model.
 
     client   y <- y - lr * (grad_u(y) + mu * (y - x))     the gradient of  loss + mu/2 * ||y - x||^2
     server   as FedAvg

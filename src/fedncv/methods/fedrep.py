@@ -1,4 +1,4 @@
-"""FedRep: a shared representation, personal heads, trained one after the other.
+"""FedRep: personal heads and a shared body, trained one after the other.
 
     client   head <- head - lr * grad_u(body of x, head)        some epochs, the body frozen
              body <- body - lr * grad_u(body, head)             then an epoch, the head frozen
@@ -6,9 +6,9 @@
     server   body of x <- body of x - sum_S p_u Delta_u
 
 Collins et al., ICML 2021, https://arxiv.org/abs/2102.07078, Algorithm 1.
-Departures from the paper: bodies are weighted by samples (the paper's clients are of one size). The study's
+Departures from the paper: bodies are weighted by samples (the paper's clients have equal sizes). The study's
 local epochs are the sum of both parts. While the body is frozen its BatchNorm layers use the batch's
-statistics, as they do in training, and the running ones stay where they are.
+statistics, as in training, and the running statistics do not change.
 """
 
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ from fedncv.methods.fedper import fedper
 @dataclass(frozen=True, kw_only=True)
 class Config:
     body_epochs: int = 1
-    """Of the local epochs, how many at the end train the body, at least 1. The others train the head; it
-    gets one epoch even where none is left."""
+    """Number of local epochs, at the end, that train the body; at least 1. The others train the head, which
+    gets at least one epoch."""
 
     def __post_init__(self) -> None:
         if not self.body_epochs >= 1:

@@ -1,4 +1,4 @@
-"""FedStale: between FedAvg, which forgets absent clients, and FedVARP, which trusts their last update fully.
+"""FedStale: between FedAvg, which ignores absent clients, and FedVARP, which uses their full last update.
 
     client   as FedAvg
     server   h_u, h_bar as in FedVARP
@@ -6,8 +6,8 @@
              h_u <- Delta_u for u in S
 
 The chain fedavg+memory:beta=0.5,unseen=zero. Rodio and Neglia, 2024, https://arxiv.org/abs/2405.04171, Algorithm 1.
-Departures from the paper: w_u is normalised over the clients that answered, where the paper divides by known
-probabilities of participation; so beta = 0 is FedAvg to the last bit. The paper tunes beta; here 0.5.
+Departures from the paper: w_u is normalised over the clients that answered, so beta = 0 is FedAvg to the last bit;
+the paper divides by known probabilities of participation. The paper tunes beta; here 0.5.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from fedncv.methods.switches import memory
 @dataclass(frozen=True, kw_only=True)
 class Config:
     beta: float = 0.5
-    """Trust in remembered updates, from 0 to 1; 0 is FedAvg, 1 is FedVARP."""
+    """Weight of stored updates, from 0 to 1; 0 is FedAvg, 1 is FedVARP."""
     server_lr: float = 1.0
     """Server step, above 0."""
 

@@ -1,11 +1,11 @@
-"""Local: every client trains alone. What a federation has to beat.
+"""Local: every client trains alone. A federation has to beat this baseline.
 
     client   y <- y - lr * grad_u(y)        over its batches, starting from its own model
              keeps y and its running statistics, sends nothing
     server   nothing
 
 The baseline of every paper on personalisation, for instance Tan et al., 2022, https://arxiv.org/abs/2103.00710.
-Departures from the paper: a client trains in the rounds in which it is drawn, as under every other method, so
+Departures from the paper: a client trains in the rounds in which it is drawn, as with every other method, so
 that the work is the same. All clients start from the study's initial model.
 """
 

@@ -1,14 +1,14 @@
-"""MIFA: every round steps along the last updates of all clients, heard of or not.
+"""MIFA: every round steps along the last updates of all clients, absent ones included.
 
     client   as FedAvg
     server   h_u <- Delta_u for u in S                     h_u = 0 until the first
              x <- x - server_lr * sum_v p_v h_v            over all clients
 
 Gu et al., NeurIPS 2021, https://arxiv.org/abs/2106.04159, Algorithm 1.
-Departures from the paper: clients are weighted by samples, where the paper's are of one size. The paper lets
-every client answer in the first round; here a client never heard of counts with an update of zero, so the
-first rounds step by the share of the data that was heard of. Updates are remembered with the learning rate
-they were made with.
+Departures from the paper: clients are weighted by samples (the paper's clients have equal sizes). In the paper
+every client answers in the first round. Here a client that has never answered counts with an update of zero, so
+early steps are shorter, in proportion to the share of the data seen. Stored updates keep the learning rate of
+their round.
 """
 
 import torch

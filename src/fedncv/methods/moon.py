@@ -7,9 +7,9 @@
     server   as FedAvg
 
 Li et al., CVPR 2021, https://arxiv.org/abs/2103.16257, Algorithm 1.
-Departures from the paper: z is what the model's head is given; the paper puts a projection of two layers
-before it. Until a client has trained, its previous model is the initial one. The two constant passes use
-the batch's statistics and move none.
+Departures from the paper: z is the input of the model's head; the paper adds a projection of two layers before
+the head. Until a client has trained, its previous model is the initial one. The two constant passes use the
+batch's statistics and do not change the running statistics.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
-"""Spellings of ``fedncv`` that an older version wrote, when its parts were knobs of one file.
+"""Refuse old spellings of ``fedncv``, from when its parts were knobs of one file, and give the new spelling.
 
-They are refused with the new spelling: a run that was begun with one has a state that the chain cannot take over.
+A run with an old spelling cannot be resumed: the chain's state has other fields.
 """
 
 RENAMED = {"tau": "prior.tau", "epsilon": "prior.epsilon", "alpha": "drift.alpha", "rate": "drift.rate"}
@@ -9,13 +9,13 @@ VALUES = {"drift": ("fixed", "adaptive"), "even": ("true", "false")}
 
 
 def refuse(text: str) -> None:
-    """Raise ValueError with the new spelling where ``text``, the first word of a chain, is an old one."""
+    """Raise ValueError with the new spelling if ``text``, the first part of a chain, has an old one."""
     name, _, rest = text.partition(":")
     if name not in ("fedncv", "fedncv-sums"):
         return
     knobs = {key: value for key, _, value in (word.partition("=") for word in rest.split(","))}
     if "personal" in knobs:
-        raise ValueError(f"{text!r}: personal=head is gone; fedper and fedrep keep the head personal")
+        raise ValueError(f"{text!r}: personal=head was removed; use fedper or fedrep for a personal head")
     if any(key in RENAMED or key in ADDED or knobs[key] in VALUES.get(key, ()) for key in knobs):
         raise ValueError(f"{text!r} was written by an older version; write {new_spelling(name, knobs)!r} instead")
 

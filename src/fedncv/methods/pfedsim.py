@@ -1,21 +1,18 @@
-"""pFedSim: every client's body is mixed from the bodies of clients with similar heads.
+"""pFedSim: mix every client's body from the bodies of clients with similar heads.
 
     first rounds      FedAvg, until the share warm_up of all rounds is over
     then, server      sends u   body = sum_v w_uv body_v / sum_v w_uv,   its own head_u
-                      over the clients v heard of since, u included, with
+                      over the clients v that replied since, u included, with
                       w_uv = -log(1 - phi_uv),   phi_uv = cos(head_u, head_v) clamped to [0, 0.9999]
-                      a client not yet heard of gets the average  sum_v n_v y_v / sum_v n_v
+                      a client that has not replied gets the average  sum_v n_v y_v / sum_v n_v
     client            trains all layers, sends its model
     running statistics are mixed as the bodies are
 
 Tan et al., 2023, https://arxiv.org/abs/2305.15706, Algorithm 1.
-Departures from the paper: the cosine is that of the heads as whole vectors; the authors' code averages those
-of the rows of the classifier's matrix. Similarity is taken between all clients heard of since the
-warm-up, not only between those drawn in the same round, so that mixing begins with the second client. A
-client not heard of yet gets the average of those that were; in the authors' code it gets the model that the
-warm-up ended with. The server sends the head back with the body: it has it anyway, and the client need not
-keep anything.
-
+Departures from the paper: the cosine compares whole heads; the authors' code averages the cosines of the rows of
+the classifier's matrix. All clients that replied since the warm-up are compared, not only those of one round, so
+mixing begins with the second client. Before its first reply a client gets the average of the others; in the
+authors' code, the model at the end of the warm-up. The server sends the head too, so clients store nothing.
 Letters: Q = parameters of the body, H = of the head.
 """
 
@@ -25,28 +22,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedncv.methods.base import (
-    Ask,
-    BufferRule,
-    Federation,
-    Method,
-    Replies,
-    ServerAsk,
-    Stepped,
-    Work,
-    for_all,
-    moved_by,
-    weighted_sum,
-)
+from fedncv.methods.base import Ask, BufferRule, Federation, Method, ServerAsk, Stepped, Work, for_all, moved_by
 from fedncv.methods.fedavg import Down, fedavg
+from fedncv.methods.sums import Replies, weighted_sum
 
-LARGEST = 0.9999  # similarity of a client with itself, and the most that two can have
+LARGEST = 0.9999  # similarity of a client with itself, and the largest of two clients
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
     warm_up: float = 0.5
-    """Share of the rounds that are FedAvg's, from 0 to 1; 1 is FedAvg."""
+    """Share of all rounds that train as FedAvg, from 0 to 1; 1 is FedAvg."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.warm_up <= 1:
@@ -54,7 +40,7 @@ class Config:
 
 
 class Server(NamedTuple):
-    """Rows are zeros, and n is 0, for a client not heard of since the warm-up."""
+    """A client that has not replied since the warm-up has rows of zeros and n = 0."""
 
     x_P: Tensor  # FedAvg's model, then the average of the clients'
     body_NQ: Tensor
@@ -69,10 +55,8 @@ class Server(NamedTuple):
 
 
 class Statistics(NamedTuple):
-    """R = running statistics, of the average and of every client."""
-
-    b_R: Tensor
-    b_NR: Tensor
+    b_R: Tensor  # running statistics of the average
+    b_NR: Tensor  # of every client
 
 
 class Up(NamedTuple):
@@ -80,7 +64,7 @@ class Up(NamedTuple):
 
 
 def weights(server: Server, ids_S: Tensor) -> Tensor:
-    """w_uv over the clients heard of, normalised. Without meaning where u itself was not heard of."""
+    """Return w_uv over the clients that replied, normalised; not meaningful if u itself has not replied."""
     phi_SN = cosine(server.head_NH[ids_S], server.head_NH).clamp(0.0, LARGEST)
     itself_SN = ids_S[:, None] == torch.arange(len(server.n_N), device=ids_S.device)
     w_SN = -torch.log(1 - torch.where(itself_SN, LARGEST, phi_SN)) * (server.n_N > 0)
@@ -88,13 +72,13 @@ def weights(server: Server, ids_S: Tensor) -> Tensor:
 
 
 def cosine(a_SH: Tensor, b_NH: Tensor) -> Tensor:
-    """Of every pair; 0 where a vector is zero."""
+    """Return the cosine of every pair; 0 if a vector is zero."""
     norms_SN = torch.linalg.vector_norm(a_SH, dim=1)[:, None] * torch.linalg.vector_norm(b_NH, dim=1)
     return a_SH @ b_NH.T / torch.where(norms_SN > 0, norms_SN, 1.0)
 
 
 def heard(server: Server, replies: Replies) -> Tensor:
-    """n, with the clients that answered."""
+    """Return n_N with the sizes of the clients that replied."""
     return server.n_N.index_copy(0, replies.ids_S, replies.sizes_S)
 
 
@@ -124,9 +108,6 @@ def pfedsim(config: Config = Config()) -> Method:
     def finish(_ask: Ask, y_P: Tensor, _work: Work, _down: Down, own: Any, _scratch: Any) -> tuple[Up, Any]:
         return Up(y_P), own
 
-    def combine(_server: Server, replies: Replies) -> Replies:
-        return replies  # similarity is between single clients
-
     def step(ask: ServerAsk, server: Server, replies: Replies) -> Stepped:
         y_SP, following = replies.ups.y_P, server._replace(round=ask.round + 1)
         if server.warm:
@@ -137,44 +118,33 @@ def pfedsim(config: Config = Config()) -> Method:
         x_P = torch.cat([average(n_N, body_NQ), average(n_N, head_NH)])
         return Stepped(following._replace(x_P=x_P, body_NQ=body_NQ, head_NH=head_NH, n_N=n_N))
 
-    def shared(server: Server) -> Tensor | None:
-        return server.x_P if server.warm else None
-
-    def init_statistics(start_R: Tensor, federation: Federation) -> Statistics:
-        return Statistics(start_R, start_R.new_zeros(federation.num_clients, *start_R.shape))
-
     def broadcast_statistics(statistics: Statistics, server: Server, ids_S: Tensor) -> Tensor:
         b_SR = for_all(statistics.b_R, ids_S)
         if server.warm:
             return b_SR
         return torch.where((server.n_N[ids_S] > 0)[:, None], weights(server, ids_S) @ statistics.b_NR, b_SR)
 
-    def combine_statistics(b_SR: Tensor, replies: Replies) -> tuple[Tensor, Replies]:
-        return b_SR, replies
-
-    def step_statistics(
-        _ask: ServerAsk, statistics: Statistics, server: Server, combined: tuple[Tensor, Replies]
-    ) -> Statistics:
-        b_SR, replies = combined
+    def step_statistics(_ask: ServerAsk, old: Statistics, server: Server, given: tuple[Tensor, Replies]) -> Statistics:
+        b_SR, replies = given
         if server.warm:
-            return statistics._replace(b_R=weighted_sum(replies.weight_S, b_SR))
-        b_NR = statistics.b_NR.index_copy(0, replies.ids_S, b_SR)
+            return old._replace(b_R=weighted_sum(replies.weight_S, b_SR))
+        b_NR = old.b_NR.index_copy(0, replies.ids_S, b_SR)
         return Statistics(average(heard(server, replies), b_NR), b_NR)
 
     return fedavg()._replace(
         init=init,
         broadcast=broadcast,
         finish=finish,
-        combine=combine,
+        combine=lambda _server, replies: replies,  # similarity is between single clients
         step=step,
-        shared=shared,
+        shared=lambda server: server.x_P if server.warm else None,
         model=lambda server: server.x_P,
         reveals={"y_P": "the client's model; its head tells which classes it holds"},
         buffers=BufferRule(
-            init_statistics,
-            broadcast_statistics,
-            step_statistics,
-            combine=combine_statistics,
+            init=lambda b_R, federation: Statistics(b_R, b_R.new_zeros(federation.num_clients, *b_R.shape)),
+            broadcast=broadcast_statistics,
+            step=step_statistics,
+            combine=lambda b_SR, replies: (b_SR, replies),
             with_statistics=lambda statistics, b_R: statistics._replace(b_R=b_R),
         ),
     )

@@ -1,4 +1,4 @@
-"""The methods in one dictionary written by hand: what is known of each beside its own file."""
+"""List all methods in one dictionary, written by hand."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -31,23 +31,23 @@ from fedncv.methods.base import Method
 
 
 class Entry(NamedTuple):
-    """All that is known of a method beside its own file."""
+    """Facts about a method that are not in its own file."""
 
     title: str  # as people write it
     make: Callable[..., Method]
-    config: Callable[..., Any] | None  # the method's knobs; None where it has none
+    config: Callable[..., Any] | None  # the method's knobs; None if it has none
     summary: str
     reference: str
     chain: str = ""
-    """The method that it puts switches on, where the fields of its config are these switches."""
+    """Base method, if the fields of the config are switches that are applied to it."""
     limit: str = ""
-    """Knobs with which it is FedAvg to the last bit."""
+    """Knobs that make it FedAvg to the last bit."""
     no_limit: str = ""
-    """Why there are none; one of the two is given."""
+    """Reason if there are no such knobs. Give one of the two."""
     quick: str = ""
-    """Knobs with which a test can run it a hundred times."""
+    """Knobs that make it cheap enough for a test to run it a hundred times."""
     settles: str = ""
-    """Knobs with which it comes to rest on two quadratics within 40 rounds, where the defaults take longer."""
+    """Knobs with which it converges on two quadratics within 40 rounds, if the defaults take longer."""
 
 
 METHODS: dict[str, Entry] = {
@@ -55,7 +55,7 @@ METHODS: dict[str, Entry] = {
         "FedNCV",
         fedncv.fedncv,
         fedncv.Config,
-        "drift-corrected clients, the label prior, momentum and average: a chain of six parts",
+        "fedavg with even, drift, prior, momentum, average and blend",
         "after Chen 2024, the centred reading (docs/theory.md)",
         chain="fedavg",
         limit="even=off,drift=off,prior=off,momentum=off,average=off,blend=off",
@@ -65,7 +65,7 @@ METHODS: dict[str, Entry] = {
         "FedNCV, sums only",
         fedncv_sums.fedncv_sums,
         fedncv_sums.Config,
-        "fedncv with its memory at the clients: the server needs only sums",
+        "fedncv with the memory at the clients; the server needs only sums",
         "after Chen 2024, the centred reading (docs/theory.md)",
         chain="fedavg",
         limit="even=off,drift=off,prior=off,momentum=off,average=off,blend=off",
@@ -75,7 +75,7 @@ METHODS: dict[str, Entry] = {
         "FedNCV, as printed",
         fedncv_paper.fedncv_paper,
         fedncv_paper.Config,
-        "the paper's equations as printed; they cancel themselves",
+        "the paper's equations as printed; their terms cancel",
         "Chen 2024, Algorithm 1",
         no_limit="its server weights sum to zero",
     ),
@@ -100,7 +100,7 @@ METHODS: dict[str, Entry] = {
         "FedProx",
         fedprox.fedprox,
         fedprox.Config,
-        "a pull towards the received model",
+        "pull local models towards the received one",
         "Li 2020, arXiv:1812.06127",
         limit="mu=0",
     ),
@@ -108,7 +108,7 @@ METHODS: dict[str, Entry] = {
         "FedNova",
         fednova.fednova,
         None,
-        "updates normalised by local steps",
+        "normalise updates by the number of local steps",
         "Wang 2020, arXiv:2007.07481",
         no_limit="equal steps give FedAvg to rounding",
     ),
@@ -116,7 +116,7 @@ METHODS: dict[str, Entry] = {
         "SCAFFOLD",
         scaffold.scaffold,
         scaffold.Config,
-        "control variates against client drift",
+        "correct client drift with control variates",
         "Karimireddy 2020, arXiv:1910.06378",
         no_limit="it averages clients uniformly",
     ),
@@ -124,7 +124,7 @@ METHODS: dict[str, Entry] = {
         "FedDyn",
         feddyn.feddyn,
         feddyn.Config,
-        "dynamic regularisation that aligns local and global optima",
+        "regularise local training so that local and global optima agree",
         "Acar 2021, arXiv:2111.04263",
         no_limit="it divides by alpha",
         settles="alpha=1",
@@ -133,7 +133,7 @@ METHODS: dict[str, Entry] = {
         "FedGen",
         fedgen.fedgen,
         fedgen.Config,
-        "a generator of features carries the clients' knowledge",
+        "share knowledge through a generator of features",
         "Zhu 2021, arXiv:2105.10056",
         limit="alpha=0,beta=0,generator_steps=1",
         quick="generator_steps=2,hidden=8,generated=4",
@@ -142,7 +142,7 @@ METHODS: dict[str, Entry] = {
         "FedLC",
         fedlc.fedlc,
         fedlc.Config,
-        "logits calibrated by label counts",
+        "calibrate logits by label counts",
         "Zhang 2022, arXiv:2209.00189",
         limit="tau=0",
     ),
@@ -150,7 +150,7 @@ METHODS: dict[str, Entry] = {
         "MOON",
         moon.moon,
         moon.Config,
-        "features contrasted with the global and the previous model's",
+        "contrast features with those of the global and the previous model",
         "Li 2021, arXiv:2103.16257",
         limit="mu=0",
     ),
@@ -166,7 +166,7 @@ METHODS: dict[str, Entry] = {
         "FedRep",
         fedrep.fedrep,
         fedrep.Config,
-        "personal head first, then the shared body",
+        "train the personal head, then the shared body",
         "Collins 2021, arXiv:2102.07078",
         no_limit="the head is personal",
     ),
@@ -174,7 +174,7 @@ METHODS: dict[str, Entry] = {
         "pFedSim",
         pfedsim.pfedsim,
         pfedsim.Config,
-        "bodies mixed among clients with similar heads",
+        "mix bodies among clients with similar heads",
         "Tan 2023, arXiv:2305.15706",
         limit="warm_up=1",
     ),
@@ -182,7 +182,7 @@ METHODS: dict[str, Entry] = {
         "FAT-Clipping-PI",
         fat_clipping.fat_clipping_iteration,
         fat_clipping.IterationConfig,
-        "every local gradient clipped",
+        "clip every local gradient",
         "Yang 2022, arXiv:2210.00690",
         limit="clip=inf",
     ),
@@ -190,7 +190,7 @@ METHODS: dict[str, Entry] = {
         "FAT-Clipping-PR",
         fat_clipping.fat_clipping_round,
         fat_clipping.RoundConfig,
-        "every client's update clipped",
+        "clip every client's update",
         "Yang 2022, arXiv:2210.00690",
         limit="clip=inf",
     ),
@@ -198,7 +198,7 @@ METHODS: dict[str, Entry] = {
         "FedAdp",
         fedadp.fedadp,
         fedadp.Config,
-        "weights from the angles between updates",
+        "weight updates by their angle to the mean update",
         "Wu 2021, arXiv:2012.00661",
         limit="alpha=0",
     ),
@@ -206,7 +206,7 @@ METHODS: dict[str, Entry] = {
         "FedVARP",
         fedvarp.fedvarp,
         fedavg.Config,
-        "remembered updates stand in for absent clients",
+        "use stored updates for absent clients",
         "Jhunjhunwala 2022, arXiv:2207.14130",
         no_limit="with all clients in every round it is FedAvg, to rounding",
     ),
@@ -214,7 +214,7 @@ METHODS: dict[str, Entry] = {
         "FedStale",
         fedstale.fedstale,
         fedstale.Config,
-        "remembered updates, trusted in part",
+        "use stored updates for absent clients, scaled by beta",
         "Rodio 2024, arXiv:2405.04171",
         limit="beta=0",
     ),
@@ -222,7 +222,7 @@ METHODS: dict[str, Entry] = {
         "MIFA",
         mifa.mifa,
         fedavg.Config,
-        "steps along everybody's latest update",
+        "step along the latest update of every client",
         "Gu 2021, arXiv:2106.04159",
         no_limit="with all clients in every round it is FedAvg, to rounding",
     ),
@@ -257,7 +257,7 @@ METHODS: dict[str, Entry] = {
         "Local only",
         local.local,
         None,
-        "every client alone, nothing sent",
+        "train every client alone; nothing is sent",
         "Tan 2022, arXiv:2103.00710",
         no_limit="it has no server",
     ),

@@ -36,9 +36,9 @@ from fedncv.methods.fedavg import fedavg
 @dataclass(frozen=True, kw_only=True)
 class Config:
     option: Literal["I", "II"] = "II"
-    """How a client renews its control variate: I, a pass over its data at x; II, from the steps it made."""
+    """How a client updates its control variate: I, by a pass over its data at x; II, from its local steps."""
     server_lr: float = 1.0
-    """Server step, above 0; 1 replaces the model by the mean of the local ones."""
+    """Server step, above 0; 1 replaces the model by the mean of the local models."""
 
     def __post_init__(self) -> None:
         if not self.server_lr > 0:

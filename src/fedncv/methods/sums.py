@@ -1,4 +1,4 @@
-"""The replies of a round, and the weighted sums of them that a server in the sums form is given.
+"""Hold the replies of a round, and compute the weighted sums that a server in the sums form receives.
 
 Letters of shapes: S clients of the round, P parameters.
 """
@@ -12,17 +12,17 @@ from fedncv.tree import leaves
 
 
 class Replies(NamedTuple):
-    """The replies of a round, stacked in the order of their ids, whatever order they came in."""
+    """The replies of a round, stacked in the order of client ids, not of arrival."""
 
     ups: Any  # what `finish` sent, with a leading axis S
     ids_S: Tensor
     sizes_S: Tensor  # training samples
-    inclusion_S: Tensor  # probability with which this client's reply was to be expected this round
+    inclusion_S: Tensor  # probability that this client is drawn and replies in this round
     omega_S: Tensor | None = None  # weights that replace p_u, such as Horvitz-Thompson's
 
     @property
     def weight_S(self) -> Tensor:
-        """p_u, normalised over the replies, unless other weights were given."""
+        """Return p_u normalised over the replies, or ``omega_S`` if given."""
         return self.sizes_S / self.sizes_S.sum() if self.omega_S is None else self.omega_S
 
 
@@ -30,9 +30,9 @@ Weight = Literal["samples", "one"]
 
 
 class Sums(NamedTuple):
-    """Weighted sums over the replies of a round: all that a server in the sums form learns of them.
+    """Weighted sums over the replies of a round. A server in the sums form receives nothing else about them.
 
-    The weight w_u of a field is n_u ("samples"), or 1 ("one") where ``Method.weights`` says so.
+    The weight w_u of a field is n_u ("samples"), or 1 ("one") if ``Method.weights`` says so.
     """
 
     mean: Callable[[str], Tensor]  # field of `up` -> sum_S w_u a_u / sum_S w_u
@@ -46,7 +46,7 @@ class Sums(NamedTuple):
 
 
 def sums_of(replies: Replies, weights: Mapping[str, Weight]) -> Sums:
-    """Return the sums of replies that are all in this process; each is computed when it is asked for."""
+    """Return the sums of replies that are all in this process; each sum is computed on request."""
     num_replies = len(replies.ids_S)
     ones_S = replies.sizes_S.new_ones(num_replies)
 
@@ -64,7 +64,7 @@ def sums_of(replies: Replies, weights: Mapping[str, Weight]) -> Sums:
 def sums_from_totals(
     totals: Mapping[str, Tensor], samples: Tensor, num_replies: int, weights: Mapping[str, Weight]
 ) -> Sums:
-    """Return the sums where only the totals sum_S w_u a_u are known; equal to ``sums_of`` to rounding."""
+    """Return the sums from the totals sum_S w_u a_u alone; equal to ``sums_of`` to rounding."""
 
     def mean(name: str) -> Tensor:
         return totals[name] / (samples.to(totals[name]) if weights.get(name, "samples") == "samples" else num_replies)
@@ -73,11 +73,11 @@ def sums_from_totals(
 
 
 def field_of(ups: Any, name: str) -> Tensor:
-    """Return the field ``name`` of a reply; a switch may have put fields of its own around it."""
+    """Return the field ``name`` of a reply, also if switches have wrapped the reply."""
     found: Tensor = next(leaf for path, leaf in leaves(ups) if path.rpartition(".")[2] == name)
     return found
 
 
 def weighted_sum(weight_S: Tensor, a_SP: Tensor) -> Tensor:
-    """Return sum_u w_u a_u. Every method reduces with this one, so that equal methods give equal bits."""
+    """Return sum_u w_u a_u. All methods use this function, so equal methods give equal bits."""
     return weight_S.to(a_SP.dtype) @ a_SP

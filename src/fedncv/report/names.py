@@ -2,33 +2,10 @@
 
 import re
 
+from fedncv import catalogue
+
 OURS = "fedncv"
-METHODS = {
-    "fedavg": "FedAvg",
-    "fedavgm": "FedAvgM",
-    "fedprox": "FedProx",
-    "fednova": "FedNova",
-    "scaffold": "SCAFFOLD",
-    "feddyn": "FedDyn",
-    "fedgen": "FedGen",
-    "fedlc": "FedLC",
-    "moon": "MOON",
-    "fedper": "FedPer",
-    "fedrep": "FedRep",
-    "pfedsim": "pFedSim",
-    "fat_clipping_pi": "FAT-Clipping-PI",
-    "fat_clipping_pr": "FAT-Clipping-PR",
-    "fedadp": "FedAdp",
-    "fedvarp": "FedVARP",
-    "fedstale": "FedStale",
-    "mifa": "MIFA",
-    "fedadagrad": "FedAdagrad",
-    "fedadam": "FedAdam",
-    "fedyogi": "FedYogi",
-    "local": "Local only",
-    "fedncv": "FedNCV",
-    "fedncv-paper": "FedNCV, as printed",
-}
+METHODS = {name: about.title for name, about in catalogue.methods().items()}
 # Variants of FedNCV by the parts they lack and have. A variant that sets all six parts is FedAvg with the parts that
 # are on; with all parts off it is FedAvg.
 WITHOUT = {

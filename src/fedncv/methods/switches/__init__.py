@@ -1,7 +1,7 @@
-"""Switches that a method can have, so that a comparison shows what the method itself adds.
+"""List the switches: parts that can be added to a method.
 
-``scaffold+prior+momentum:beta=0.5`` is SCAFFOLD with both. The dictionary has them in the order in which they are
-applied, whatever order they are written in: what comes later wraps what comes before.
+``scaffold+prior+momentum:beta=0.5`` is SCAFFOLD with two switches. They are applied in the order of the dictionary,
+whatever order they are written in; later switches wrap earlier ones.
 """
 
 from collections.abc import Callable
@@ -28,20 +28,20 @@ class Switch(NamedTuple):
 
 
 SWITCHES: dict[str, Switch] = {
-    "memory": Switch(memory.with_memory, memory.Config, "remembered updates stand in for absent clients"),
-    "ht": Switch(horvitz_thompson.with_horvitz_thompson, horvitz_thompson.Config, "unbiased weights for the average"),
-    "drift": Switch(drift.with_drift, drift.Config, "control variates against client drift"),
+    "memory": Switch(memory.with_memory, memory.Config, "use stored updates for absent clients"),
+    "ht": Switch(horvitz_thompson.with_horvitz_thompson, horvitz_thompson.Config, "average with unbiased weights"),
+    "drift": Switch(drift.with_drift, drift.Config, "correct client drift with control variates"),
     "blend": Switch(blend.with_blend, blend.Config, "predict between the received and the trained model"),
-    "even": Switch(even_samples.with_even_samples, even_samples.Config, "a smaller last batch makes a smaller step"),
-    "samples": Switch(sample_level.with_samples, sample_level.Config, "a control variate for every mini-batch"),
+    "even": Switch(even_samples.with_even_samples, even_samples.Config, "shorten the step of a smaller last batch"),
+    "samples": Switch(sample_level.with_samples, sample_level.Config, "use a control variate for every mini-batch"),
     "prior": Switch(label_prior.with_prior, label_prior.Config, "train and predict with the client's label prior"),
     "momentum": Switch(server_momentum.with_momentum, server_momentum.Config, "momentum at the server"),
-    "average": Switch(server_average.with_average, server_average.Config, "hand out the average of the latest models"),
+    "average": Switch(server_average.with_average, server_average.Config, "use the average of the latest models"),
 }
 
 
 def chain(method: Method, **configs: Any) -> Method:
-    """Return ``method`` with the switches whose config is given and not None, each applied in its place."""
+    """Return ``method`` with the switches whose config is not None, applied in the order of ``SWITCHES``."""
     for name, switch in SWITCHES.items():
         if configs.get(name) is not None:
             method = switch.apply(method, configs[name])

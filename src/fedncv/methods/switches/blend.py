@@ -1,9 +1,9 @@
-"""Blend: a client predicts with something between the model it received and the one it trained.
+"""Blend: a client predicts with a weighted mean of the model it received and the model it trained.
 
     x + (y - x) / (1 + rate * t)          y trained from x, t rounds are over; running statistics alike
 
-Early in training the shared model is poor, and a client does better with its own training on top of it. Later the
-shared model is the better one, and a short local training mostly adds noise. Nothing that is trained or sent changes.
+Early in training the shared model is poor, and local training improves a client's predictions. Later the shared model
+is better, and a short local training mostly adds noise. Training and messages do not change.
 """
 
 from dataclasses import dataclass

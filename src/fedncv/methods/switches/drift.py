@@ -1,4 +1,4 @@
-"""Drift correction: every client trains on its own gradient, moved to where all clients' gradients are.
+"""Drift correction: shift every client's gradient towards the mean gradient of all clients.
 
     client   y <- y - lr * (d_B - e_u)                              d_B: the method's own direction
              Delta_u = x - y
@@ -11,13 +11,10 @@
     memory   server: the server keeps c_u and sends e_u, one array more down
              clients: each client keeps its c_u, and the server needs only sums (drift_clients.py)
 
-The corrections add up to zero over all clients, sum_u p_u e_u = 0. Delta_u already contains e_u, so it is added back in
-c_u. alpha = 1 with equal sizes is SCAFFOLD (option II), alpha = 0 the method itself.
-
-alpha_u* makes one client's gradient least noisy. The default is 1 all the same: what a smaller alpha_u leaves behind
-is drift, which does not average out.
-
-Letters: S = clients of the round, N = all clients, P = parameters. Derivations: docs/theory.md.
+The corrections sum to zero over all clients: sum_u p_u e_u = 0. Delta_u contains e_u, so c_u adds it back. alpha = 1
+with equal sizes is SCAFFOLD (option II), alpha = 0 the method itself. alpha_u* minimises the error of one client's
+gradient; the default is 1, because a smaller alpha_u leaves drift, which does not average out. Derivations:
+docs/theory.md. Letters: S = clients of the round, N = all clients, P = parameters.
 """
 
 from dataclasses import dataclass
@@ -27,20 +24,8 @@ import torch
 from torch import Tensor
 
 from fedncv import estimators
-from fedncv.estimators import WeightedSum
-from fedncv.methods.base import (
-    Ask,
-    Batch,
-    Federation,
-    Method,
-    Prediction,
-    Replies,
-    ServerAsk,
-    Stepped,
-    Work,
-    combined,
-    field_of,
-)
+from fedncv.methods.base import Ask, Batch, Federation, Method, ServerAsk, Stepped, Work, combined
+from fedncv.methods.sums import Replies, field_of
 from fedncv.methods.switches.drift_clients import with_drift_at_clients
 from fedncv.methods.switches.through import through
 from fedncv.rows import AnyRows, rows_of, with_rows
@@ -49,11 +34,11 @@ from fedncv.rows import AnyRows, rows_of, with_rows
 @dataclass(frozen=True, kw_only=True)
 class Config:
     alpha: float | Literal["learned"] = 1.0
-    """Strength of the correction, from 0 to 1 (0 leaves the method as it is), or learned for each client."""
+    """Strength of the correction, from 0 to 1 (0 leaves the method unchanged), or learned for each client."""
     rate: float = 0.5
-    """How fast a learned alpha_u follows alpha_u*, from 0, never, to 1, at once."""
+    """Step of a learned alpha_u towards alpha_u* per round, from 0 (never moves) to 1 (all the way)."""
     memory: Literal["server", "clients"] = "server"
-    """Where c_u is kept. With clients the server needs only sums; alpha is then one number."""
+    """Where c_u is stored. With clients the server needs only sums, and alpha cannot be learned."""
 
     def __post_init__(self) -> None:
         for name in ("alpha", "rate"):
@@ -61,20 +46,16 @@ class Config:
             if value != "learned" and not 0 <= value <= 1:
                 raise ValueError(f"{name} must be from 0 to 1, not {value}")
         if self.alpha == "learned" and self.memory == "clients":
-            raise ValueError(
-                "drift:alpha=learned needs each reply, which drift:memory=clients hides; use memory=server"
-            )
+            raise ValueError("drift:alpha=learned needs each reply, which memory=clients hides; use memory=server")
 
 
 class Drift(NamedTuple):
-    """Rows are of the clients seen."""
-
     server: Any  # the method's own
     n_N: Tensor  # samples of every client as last reported, float64
-    c: AnyRows  # mean raw gradient of the last round
-    sum_c: WeightedSum
-    alpha: AnyRows  # scalars
-    sum_alpha_c: WeightedSum  # of alpha_v c_v, with weights n_v alpha_v; where they are learned
+    c: AnyRows  # mean raw gradient of the last round, of every client seen
+    sum_c: estimators.WeightedSum
+    alpha: AnyRows  # scalars, of every client seen
+    sum_alpha_c: estimators.WeightedSum  # of alpha_v c_v, with weights n_v alpha_v; if they are learned
 
 
 class Down(NamedTuple):
@@ -93,7 +74,7 @@ class Learned(NamedTuple):
 
 
 def with_drift(method: Method, config: Config = Config()) -> Method:
-    """Return ``method`` with client drift corrected."""
+    """Return ``method`` with a correction of client drift."""
     if config.alpha == 0:
         return method
     model = method.model
@@ -103,27 +84,24 @@ def with_drift(method: Method, config: Config = Config()) -> Method:
         return with_drift_at_clients(method, model, float(config.alpha))
 
     def init(x_P: Tensor, federation: Federation) -> Drift:
-        zero = WeightedSum(torch.zeros_like(x_P, dtype=torch.float64), x_P.new_zeros((), dtype=torch.float64))
+        zero_P = torch.zeros_like(x_P, dtype=torch.float64)
+        zero = estimators.WeightedSum(zero_P, zero_P.new_zeros(()))
         return Drift(method.init(x_P, federation), federation.sizes_N.to(x_P.device), {}, zero, {}, zero)
 
     def corrections(drift: Drift, ids_S: Tensor) -> tuple[Tensor, Tensor]:
-        """Return e_u of these clients, and the c_u that it is made of."""
-        x_P = model(drift.server)
-        c_bar_P = estimators.weighted_mean(drift.sum_c)
+        """Return e_u and c_u of these clients."""
+        x_P, c_bar_P = model(drift.server), estimators.weighted_mean(drift.sum_c)
         mean_P = c_bar_P.to(x_P.dtype)
         c_SP = rows_of(drift.c, ids_S, mean_P)
-        if config.alpha != "learned":  # one alpha for all seen, and c_bar for the others: centred as it is
+        if config.alpha != "learned":  # equal alpha for all seen, and c_bar for the others: already centred
             return config.alpha * (c_SP - mean_P), c_SP
-        # recentred over all clients, those never seen included: sum_u p_u e_u = 0 from the first round on
+        # recentre over all clients, also those never seen: sum_u p_u e_u = 0 from the first round on
         spread_P = drift.sum_alpha_c.total_P - drift.sum_alpha_c.size * c_bar_P
         alpha_S = rows_of(drift.alpha, ids_S, x_P.new_zeros(()))
         return estimators.drift_corrections(c_SP, alpha_S, c_bar_P, spread_P / drift.n_N.sum()), c_SP
 
     def broadcast(drift: Drift, ids_S: Tensor) -> Down:
         return Down(method.broadcast(drift.server, ids_S), corrections(drift, ids_S.cpu())[0])
-
-    def begin(ask: Ask, down: Down, own: Any) -> tuple[Tensor, Any]:
-        return method.begin(ask, down.down, own)
 
     def direction(ask: Ask, y_P: Tensor, batch: Batch, down: Down, own: Any, scratch: Any) -> tuple[Tensor, Any]:
         d_P, scratch = method.direction(ask, y_P, batch, down.down, own, scratch)
@@ -133,23 +111,19 @@ def with_drift(method: Method, config: Config = Config()) -> Method:
         up, own = method.finish(ask, y_P, work, down.down, own, scratch)
         return Up(up, torch.as_tensor(work.total_step, dtype=y_P.dtype, device=y_P.device)), own
 
-    def predict(ask: Ask, y_P: Tensor, down: Down, own: Any) -> Prediction:
-        return method.predict(ask, y_P, down.down, own)
-
     def combine(drift: Drift, replies: Replies) -> Learned:
-        inner, ids_S = replies._replace(ups=replies.ups.up), replies.ids_S.cpu()  # the one wait for the device
+        inner, ids_S = replies._replace(ups=replies.ups.up), replies.ids_S.cpu()  # the only wait for the device
         e_SP, c_SP = corrections(drift, ids_S)
         c_new_SP = field_of(inner.ups, "delta_P") / replies.ups.total_step[:, None] + e_SP
         seen_S = torch.tensor([u in drift.c for u in ids_S.tolist()]).to(drift.n_N.device, non_blocking=True)
-        old_S, n_S = drift.n_N[replies.ids_S] * seen_S, replies.sizes_S.to(drift.n_N)  # never seen: in no sum
+        old_S, n_S = drift.n_N[replies.ids_S] * seen_S, replies.sizes_S.to(drift.n_N)  # no old terms for new clients
         after = drift._replace(
             n_N=drift.n_N.index_copy(0, replies.ids_S, n_S),
             c=with_rows(drift.c, ids_S, c_new_SP),
             sum_c=estimators.replace_rows(drift.sum_c, c_SP, old_S, c_new_SP, n_S),
         )
         if config.alpha != "learned":
-            alpha = e_SP.new_full((), config.alpha)
-            after = after._replace(alpha=drift.alpha | dict.fromkeys(ids_S.tolist(), alpha))
+            after = after._replace(alpha=drift.alpha | dict.fromkeys(ids_S.tolist(), e_SP.new_full((), config.alpha)))
         else:
             was_S = rows_of(drift.alpha, ids_S, e_SP.new_zeros(()))
             best_S = estimators.learned_alpha(c_new_SP, c_SP, estimators.weighted_mean(after.sum_c), old_S > 0)
@@ -165,10 +139,10 @@ def with_drift(method: Method, config: Config = Config()) -> Method:
     return through(method)._replace(
         init=init,
         broadcast=broadcast,
-        begin=begin,
+        begin=lambda ask, down, own: method.begin(ask, down.down, own),
         direction=direction,
         finish=finish,
-        predict=predict,
+        predict=lambda ask, y_P, down, own: method.predict(ask, y_P, down.down, own),
         combine=combine,
         step=step,
         reveals={**method.reveals, "total_step": "how many steps it made"},

@@ -1,4 +1,4 @@
-"""Drift correction for a server that must not see single replies: clients keep their memory, the server needs sums.
+"""Drift correction for a server that must not see single replies: clients keep the memory, the server needs sums.
 
     client   e_u = alpha * (c_u - c_bar), and 0 in its first round;     y <- y - lr * (d_B - e_u)
              c_u' = Delta_u / (lr * K_u) + e_u
@@ -6,8 +6,8 @@
     server   sum_c <- sum_c + sum_S n_u (c_u' - c_u);     n <- n + sum of n_u over the new clients
              c_bar = sum_c / n
 
-The same numbers as with the memory at the server and one alpha for all, to rounding. Every reply enters through one sum
-over the round, so that secure aggregation can hide the terms. n_u is taken not to change, so streams are refused.
+It equals drift.py with one alpha for all clients, to rounding. The server uses only sums of the replies, so secure
+aggregation can hide the single replies. n_u must not change during training, so streams are refused.
 """
 
 from collections.abc import Callable
@@ -94,7 +94,7 @@ def with_drift_at_clients(method: Method, model: Callable[[Any], Tensor], alpha:
 
     if method.combine is not None:
         raise ValueError(
-            "drift:memory=clients keeps single replies from the server, but this method needs each of them; "
+            "drift:memory=clients hides single replies from the server, but this method needs them; "
             "use drift:memory=server, or a method in the sums form, as in fedavg+drift:memory=clients"
         )
     return through(method)._replace(

@@ -1,10 +1,10 @@
-"""Even samples: every sample of a client weighs the same in an epoch.
+"""Even samples: every sample of a client has the same weight in an epoch.
 
     y <- y - lr * |B| / b * d_B          b: samples of a full batch, |B| <= b
 
-A pass over the data visits every batch once, so a smaller last batch, say of two samples, moves the model as far as a
-full one: its samples weigh b / |B| times as much as the others, and its direction is noisier by as much. Here its step
-is as short as the batch is small, and the sum over an epoch is the client's gradient times n_u / b.
+Without it a smaller last batch moves the model as far as a full one: each of its samples has b / |B| times the weight
+of the others, and the variance of its direction is larger by the same factor. Here its step is shorter in proportion
+to its size, and the sum over an epoch is the client's gradient times n_u / b.
 """
 
 from dataclasses import dataclass
@@ -21,16 +21,16 @@ class Config:
 
 
 def with_even_samples(method: Method, _config: Config = Config()) -> Method:
-    """``method`` whose steps are as long as their batches are large."""
+    """Return ``method`` with steps in proportion to the size of their batches."""
     if "samples" in method.switches:
-        raise ValueError("samples must know how long steps are: put +even before +samples")
+        raise ValueError("put +even before +samples, which needs the length of each step")
 
     def direction(ask: Ask, y_P: Tensor, batch: Batch, down: Any, own: Any, scratch: Any) -> tuple[Tensor, Any]:
         d_P, scratch = method.direction(ask, y_P, batch, down, own, scratch)
         return batch.size / ask.client.full_batch * d_P, scratch
 
     def finish(ask: Ask, y_P: Tensor, work: Work, down: Any, own: Any, scratch: Any) -> tuple[Any, Any]:
-        share = work.samples / (work.steps * ask.client.full_batch)  # mean length of the steps
+        share = work.samples / (work.steps * ask.client.full_batch)  # mean length of a step
         return method.finish(ask, y_P, work._replace(total_step=work.total_step * share), down, own, scratch)
 
     return method._replace(direction=direction, finish=finish, switches=(*method.switches, "even"))

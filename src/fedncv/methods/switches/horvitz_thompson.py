@@ -1,9 +1,9 @@
-"""Horvitz-Thompson weights: an average over the draw without bias, at the price of more noise.
+"""Horvitz-Thompson weights: average the replies without bias, usually with more noise.
 
     sum_S omega_u a_u,   omega_u = p_u / P(u in S),   p_u = n_u / n over all clients
 
-in place of omega_u = p_u / sum_S p_v. Its mean over the draw is sum_u p_u a_u exactly, for any sizes; the weights of
-one round need not add up to one. Running statistics keep the usual weights, which do.
+instead of omega_u = p_u / sum_S p_v. The mean over the draw is exactly sum_u p_u a_u, for any sizes. The weights of one
+round need not sum to one; running statistics keep the usual weights, which do.
 
 Horvitz and Thompson, JASA 1952; docs/theory.md has the comparison by mean squared error.
 """

@@ -1,11 +1,12 @@
-"""The label prior: the part of a client's task that it knows without learning.
+"""The label prior: add the logarithm of a client's label frequencies to its logits.
 
     pi_{u,k} = (n_{u,k} + epsilon) / (n_u + C * epsilon)
     client u trains and predicts with   logits + tau * log pi_u
 
-The shared model learns what is common to all clients; every client's personal model is the shared one plus its own
-offset, which never leaves it. Menon et al., ICLR 2021, https://arxiv.org/abs/2007.07314, eq. 10, per client; kin:
-FedLC, FedRoD. It is no variance reduction, though it brings the clients' gradients closer together.
+The shared model learns the part that is common to all clients. Each client adds its own offset, which never leaves it.
+The prior is not a variance reduction, although it brings the clients' gradients closer together.
+
+Menon et al., ICLR 2021, https://arxiv.org/abs/2007.07314, eq. 10, per client. Related methods: FedLC, FedRoD.
 """
 
 import math
@@ -20,9 +21,9 @@ from fedncv.methods.base import Ask, Batch, Method, Prediction, Work
 @dataclass(frozen=True, kw_only=True)
 class Config:
     tau: float = 1.0
-    """Weight of the prior, at least 0; 0 leaves the method as it is."""
+    """Weight of the prior, at least 0; 0 leaves the method unchanged."""
     epsilon: float = 1.0
-    """Samples of every class that a client is taken to have beside its own, above 0."""
+    """Number of samples added to each class before the frequencies are computed, above 0."""
 
     def __post_init__(self) -> None:
         if not self.tau >= 0:
@@ -37,18 +38,18 @@ class Prior(NamedTuple):
 
 
 def log_prior(counts_C: Tensor, epsilon: float) -> Tensor:
-    """log pi_u."""
+    """Return log pi_u."""
     smoothed_C = counts_C + epsilon
     return (smoothed_C / smoothed_C.sum()).log()
 
 
 def with_prior(method: Method, config: Config = Config()) -> Method:
-    """``method`` with the label prior of each client on its logits."""
+    """Return ``method`` with each client's label prior added to its logits."""
     if config.tau == 0:
         return method
 
     def offset(ask: Ask) -> Tensor:
-        """tau log(C pi_u): the constant log C changes no probability, and makes it 0 where there are no labels."""
+        """Return tau log(C pi_u). The constant log C changes no probability; it makes the offset 0 without labels."""
         counts_C = ask.client.label_counts_C
         return config.tau * (log_prior(counts_C, config.epsilon) + math.log(len(counts_C)))
 

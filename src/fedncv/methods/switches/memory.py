@@ -1,16 +1,16 @@
-"""Server memory: the last update of every client stands in for those that were not drawn.
+"""Server memory: use the stored last updates of clients that were not drawn.
 
     server   g_hat = beta * h_bar + sum_S omega_u (Delta_u - beta * h_u)      the method steps by it
              h_u <- Delta_u for u in S                                        in place of sum_S omega_u Delta_u
              h_bar = sum_v p_v h_v over all clients
-    unseen   mean: a client never seen is remembered as the mean of those seen; zero: as 0
+    unseen   mean: h_u of a client never seen is the mean of those seen; zero: it is 0
     beta     a number, or learned: Cov(Delta, h) / Var(h) of the weighted units, from scalars of earlier rounds, so
              that it is fixed before the draw; in [0, 1]
 
 omega_u are the weights of the replies: p_u / sum_S p_v, or Horvitz-Thompson's with +ht, which make g_hat unbiased for
 every beta fixed before the draw. beta = 0 is the method itself. On FedAvg with unseen=zero, beta = 1 is FedVARP and
-0 < beta < 1 FedStale. The memory removes noise of sampling, not drift: with +drift an update hardly resembles the
-client's last one, and the memory has little to give (docs/gallery.md).
+0 < beta < 1 is FedStale. The memory removes sampling noise, not drift. With +drift it removes little, because an update
+hardly resembles the client's previous one (docs/gallery.md).
 
 Letters: S = clients of the round, N = all clients, P = parameters. Derivations: docs/theory.md.
 """
@@ -32,11 +32,11 @@ from fedncv.rows import AnyRows, rows_of, with_rows
 @dataclass(frozen=True, kw_only=True)
 class Config:
     beta: float | Literal["learned"] = 1.0
-    """Trust in the memory, from 0 to 1 (0 leaves the method as it is), or learned from earlier rounds."""
+    """Weight of the memory, from 0 to 1 (0 leaves the method unchanged), or learned from earlier rounds."""
     forget: float = 0.9
-    """Share of the earlier rounds' moments that is kept per round where beta is learned, from 0 to 1."""
+    """Decay factor per round of the moments that a learned beta comes from, from 0 to 1."""
     unseen: Literal["mean", "zero"] = "mean"
-    """What a client never seen is remembered as: the mean of those seen, or zero as in FedVARP."""
+    """h_u of a client never seen: the mean of those seen, or zero as in FedVARP."""
 
     def __post_init__(self) -> None:
         for name in ("beta", "forget"):
@@ -48,13 +48,13 @@ class Config:
 class Memory(NamedTuple):
     server: Any  # the method's own
     h: AnyRows  # last update of every client seen
-    sum_h: WeightedSum  # over the clients seen, in float64: kept up to date from the clients of the round alone
+    sum_h: WeightedSum  # over the clients seen, in float64; updated with the clients of each round
     n_N: Tensor  # samples of every client as last reported, float64
     moments: Moments  # of earlier rounds, for a learned beta
 
 
 class Recalled(NamedTuple):
-    """The round as the method sees it, and what the server remembers after it."""
+    """The sums that the method's step receives, and the memory after the round."""
 
     sums: Sums
     memory: Memory
@@ -67,7 +67,7 @@ def no_memory(server: Any, x_P: Tensor, federation: Federation) -> Memory:
 
 
 def remember(memory: Memory, replies: Replies, ids_S: Tensor, h_SP: Tensor) -> Memory:
-    """Return the memory with h_u <- Delta_u and n_u as reported; ``h_SP`` was remembered of these clients before."""
+    """Return the memory with h_u <- Delta_u and n_u as reported; ``h_SP`` holds the clients' old h_u."""
     delta_SP, n_S = field_of(replies.ups, "delta_P"), replies.sizes_S.to(memory.n_N)
     seen_S = torch.tensor([u in memory.h for u in ids_S.tolist()]).to(n_S.device, non_blocking=True)
     old_S = memory.n_N[replies.ids_S] * seen_S  # a client never seen is in no sum
@@ -79,11 +79,11 @@ def remember(memory: Memory, replies: Replies, ids_S: Tensor, h_SP: Tensor) -> M
 
 
 def with_memory(method: Method, config: Config = Config()) -> Method:
-    """Return ``method`` whose server remembers every client's last update."""
+    """Return ``method`` with a server that stores every client's last update."""
     if config.beta == 0:
         return method
     if method.combine is not None or "delta_P" not in method.reveals or method.weights.get("delta_P") == "one":
-        raise ValueError("memory needs a method that averages updates by samples, as in fedavg+memory")
+        raise ValueError("memory needs a method in the sums form that averages updates by samples, as in fedavg+memory")
 
     def init(x_P: Tensor, federation: Federation) -> Memory:
         return no_memory(method.init(x_P, federation), x_P, federation)
@@ -115,7 +115,7 @@ def with_memory(method: Method, config: Config = Config()) -> Method:
 
 
 def _units(replies: Replies, delta_SP: Tensor, h_SP: Tensor, h_bar_P: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what the draw adds up, of the updates and of the memory: their covariance decides beta."""
+    """Return the terms that the draw adds up, of the updates and of the memory; their covariance gives beta."""
     p_S = (replies.sizes_S / n).to(delta_SP.dtype)
     if replies.omega_S is not None:  # Horvitz-Thompson: a plain sum
         return p_S[:, None] * delta_SP, p_S[:, None] * h_SP

@@ -1,22 +1,22 @@
-"""The sample level: what is known of a mini-batch from an earlier visit, as its control variate.
+"""The sample level: use the stored step of a mini-batch as its control variate.
 
     z_B   = d_B - alpha * (a_B - s_B * a_bar),     a_bar = sum_B a_B / sum_B s_B
     saga    a_B: the step of batch B in the epoch before; none in the first epoch, which is the method's own
     svrg    a_B: the step of batch B at the round's start, from one more pass over the data
 
-d_B is the method's own step and s_B its length as a share of a full one: 1, or |B|/b with even samples. Divided by s_B
-this is z_B = g_B - alpha * (a_B - a_bar) on gradients, with a_bar the plain mean over batches where every batch counts
-the same, and the |B|-weighted mean where every sample does. Batches keep their samples through a round, an epoch visits
-each once, and a_B and a_bar are fixed before it begins: so the corrections of an epoch sum to zero in any order,
+d_B is the method's own step and s_B its length relative to a full step: 1, or |B|/b with even samples. Divided by s_B
+this is z_B = g_B - alpha * (a_B - a_bar) on gradients. a_bar is the plain mean over batches, or the |B|-weighted mean
+with even samples. Batches keep their samples during a round, an epoch visits each batch once, and a_B and a_bar are
+fixed before the epoch. So the corrections of an epoch sum to zero in any order,
 
     sum_B (a_B - s_B * a_bar) = sum_B a_B - sum_B s_B * a_bar = 0
 
-and every single one has mean zero over the orders. (The textbook's SAGA renews a_bar at every visit, for batches drawn
-with replacement. Here the batches left in an epoch are those with old rows, and its corrections would not sum to zero.)
+and each of them has mean zero over the orders. (SAGA as published updates a_bar at every visit, for batches drawn with
+replacement. In an epoch that visits each batch once, those corrections would not sum to zero.)
 
-Memory: a client at work holds one array a batch and two more, ceil(n_u / b) + 2 times the model; stacked clients as
-much as the one with most batches. saga writes an array of that size every step, svrg only in its pass, which costs one
-epoch's gradients. Nothing is kept between rounds and nothing more is sent.
+Memory: during training a client holds one array per batch and two more, ceil(n_u / b) + 2 times the model; stacked
+clients each hold as much as the client with the most batches. saga writes an array of that size in every step, svrg
+only in its pass, which costs one epoch of gradients. Nothing is kept between rounds, and messages do not change.
 
 Defazio et al., NeurIPS 2014, https://arxiv.org/abs/1407.0202; Johnson and Zhang, NeurIPS 2013.
 Letters: B = batches of an epoch, P = parameters.
@@ -36,9 +36,9 @@ from fedncv.methods.base import Ask, Batch, Method, Phase, Work
 @dataclass(frozen=True, kw_only=True)
 class Config:
     kind: Literal["saga", "svrg"] = "saga"
-    """What is remembered of a batch: its step in the epoch before, or at the round's start (an epoch's work more)."""
+    """Stored step of a batch: of the previous epoch, or at the round's start (one more epoch of work)."""
     alpha: float = 1.0
-    """Trust in what is remembered, from 0 to 1; 0 leaves the method as it is."""
+    """Weight of the stored step, from 0 to 1; 0 leaves the method unchanged."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.alpha <= 1:
@@ -47,7 +47,7 @@ class Config:
 
 class Table(NamedTuple):
     a_BP: Tensor  # the step of every batch at its last visit
-    a_bar_P: Tensor  # of the epoch before
+    a_bar_P: Tensor  # of the previous epoch
     sum_P: Tensor  # of this epoch's steps so far
     sum_s: Tensor  # of their lengths
     visits_B: Tensor
@@ -55,7 +55,7 @@ class Table(NamedTuple):
 
 
 def with_samples(method: Method, config: Config = Config()) -> Method:
-    """``method`` with a control variate for every mini-batch."""
+    """Return ``method`` with a control variate for every mini-batch."""
     if config.alpha == 0:
         return method
     even = "even" in method.switches
@@ -99,7 +99,7 @@ def with_samples(method: Method, config: Config = Config()) -> Method:
 
 
 def turned(table: Table, number: Tensor) -> Table:
-    """With the epoch that ended as a_bar, if this visit is the first of a new one: no batch was visited more often."""
+    """Return the table with a_bar of the last epoch if this visit begins a new one: no batch had more visits."""
     first = table.visits_B.index_select(0, number).squeeze(0) == table.visits_B.max()
     return table._replace(
         a_bar_P=torch.where(first, ratio(table.sum_P, table.sum_s), table.a_bar_P),
@@ -109,7 +109,7 @@ def turned(table: Table, number: Tensor) -> Table:
 
 
 def visited(table: Table, number: Tensor, d_P: Tensor, s: Tensor) -> Table:
-    """With the step of batch ``number`` remembered."""
+    """Return the table with the step of batch ``number`` stored."""
     return table._replace(
         a_BP=table.a_BP.index_copy(0, number, d_P.unsqueeze(0)),
         sum_P=table.sum_P + d_P,

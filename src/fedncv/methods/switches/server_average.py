@@ -1,12 +1,11 @@
-"""The average of the server's latest models: what is handed out for use, while training goes on from the last one.
+"""Average of the server's latest models, for inference; training continues from the last model.
 
     a <- a + (x - a) / (1 + share * t)          t rounds came before this one, with replies or without
 
-The weights cover about ``share * t`` rounds, so the average follows closely while the model still moves far, and takes
-out the noise of single rounds later (Shamir and Zhang, ICML 2013, https://arxiv.org/abs/1212.1824, section 4, with
-eta = 1 / share - 1). Running statistics are averaged alike, since they belong to the same models; the weights are
-positive and add up to one, so a variance stays one. No byte more crosses the wire: a client that trains is sent ``x``,
-one that uses the model ``a``.
+The average covers about ``share * t`` rounds. Early it follows the model closely; later it removes the noise of single
+rounds (Shamir and Zhang, ICML 2013, https://arxiv.org/abs/1212.1824, section 4, with eta = 1 / share - 1). Running
+statistics are averaged in the same way; the weights are positive and sum to one, so variances stay positive. Messages
+do not grow: a client that trains receives ``x``, a client that only uses the model receives ``a``.
 """
 
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from fedncv.methods.switches.through import through
 @dataclass(frozen=True, kw_only=True)
 class Config:
     share: float = 0.05
-    """Share of the rounds so far that the average covers, at least 0; 0 hands out the last model."""
+    """Share of the rounds so far that the average covers, at least 0; 0 uses the last model."""
 
     def __post_init__(self) -> None:
         if not self.share >= 0:
@@ -34,12 +33,12 @@ class Averaging(NamedTuple):
 
 
 def moved(a: Tensor, x: Tensor, round: int, share: float) -> Tensor:
-    """The average after this round's ``x``."""
+    """Return the average after this round's ``x``."""
     return a + (x - a) / (1 + share * round)
 
 
 def averaged_statistics(share: float) -> BufferRule:
-    """The mean statistics of a round's clients, averaged over rounds like the model."""
+    """Return the rule that averages the mean statistics of each round over rounds, like the model."""
 
     def init(start_R: Tensor, _federation: Federation) -> Tensor:
         return start_R
@@ -54,7 +53,7 @@ def averaged_statistics(share: float) -> BufferRule:
 
 
 def with_average(method: Method, config: Config = Config()) -> Method:
-    """``method`` whose clients use the average of its models."""
+    """Return ``method`` whose clients use the average of its models for inference."""
     if config.share == 0:
         return method
 

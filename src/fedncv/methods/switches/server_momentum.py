@@ -1,9 +1,9 @@
-"""Server momentum: the model keeps moving the way it moved.
+"""Server momentum: continue a share of the previous step.
 
-    v <- beta * v + move          move: how far the method alone would go, x - x'
+    v <- beta * v + move          move: the step x - x' of the method alone
     x <- x - v                    or x - (move + beta * v), with nesterov
 
-On FedAvg it is FedAvgM (Hsu et al., 2019, https://arxiv.org/abs/1909.06335). Running statistics take no momentum.
+On FedAvg it is FedAvgM (Hsu et al., 2019, https://arxiv.org/abs/1909.06335). Running statistics have no momentum.
 """
 
 from dataclasses import dataclass
@@ -18,9 +18,9 @@ from fedncv.methods.switches.through import through
 @dataclass(frozen=True, kw_only=True)
 class Config:
     beta: float = 0.5
-    """Momentum, from 0 to below 1; 0 leaves the method as it is."""
+    """Momentum, from 0 to below 1; 0 leaves the method unchanged."""
     nesterov: bool = False
-    """Step along move + beta * v in place of v."""
+    """Use Nesterov momentum: step along move + beta * v instead of v."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.beta < 1:
@@ -40,7 +40,7 @@ def with_momentum(method: Method, config: Config = Config()) -> Method:
     if model is None or with_model is None:
         raise ValueError("momentum needs a model that all clients share, as in fedavg+momentum")
     if method.hand_out is not None:
-        raise ValueError("average is taken of the models that momentum makes: put +momentum before +average")
+        raise ValueError("put +momentum before +average, which averages the models after momentum")
 
     def init(x_P: Tensor, federation: Federation) -> Moving:
         return Moving(method.init(x_P, federation), x_P.new_zeros(x_P.shape))

@@ -1,7 +1,7 @@
-"""How a switch puts a state of its own around a method's server.
+"""Wrap a method's server state in the state of a switch.
 
-The switch's state is a NamedTuple with a field ``server``, the method's own state. ``through`` gives the method whose
-server pieces look there; the switch then replaces ``init`` and ``step``, and what else it changes.
+The switch's state is a NamedTuple with a field ``server``, the method's own state. ``through`` returns the method whose
+server functions read that field; the switch then replaces ``init``, ``step`` and everything else that it changes.
 """
 
 from typing import Any
