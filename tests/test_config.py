@@ -27,7 +27,7 @@ from fedncv.schedule import SCHEDULES, lr_factor
 from fedncv.spec import knobs, parse, write
 
 BAD = [
-    ({"lr": -1.0}, "lr must be above 0 and finite, as 0.01, not -1.0"),
+    ({"lr": -1.0}, "lr must be above 0 and finite, such as 0.01, not -1.0"),
     ({"lr": math.nan}, "lr must be above 0 .*not nan"),
     ({"lr": math.inf}, "lr must be above 0 .*not inf"),
     ({"clients": 0}, "clients must be at least 1, not 0"),

@@ -33,26 +33,26 @@ def test_every_kind_of_value_that_a_run_writes_is_read(tmp_path):
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("before", "0.5", 'before "0.5" where a finite number belongs'),
-        ("before", [0.5], "before [0.5] where a finite number belongs"),
-        ("before", {"a": 1}, 'before {"a": 1} where a finite number belongs'),
-        ("before", True, "before true where a finite number belongs"),
-        ("before", float("nan"), "before NaN where a finite number belongs"),
-        ("bytes_up", float("inf"), "bytes_up Infinity where a finite number belongs"),
-        ("samples", 10**400, "samples 1000000000000000000000000000000000000000000… where a finite number belongs"),
-        ("before_clients", 0.5, "before_clients 0.5 where a list of numbers belongs"),
-        ("before_clients", [0.5, "x"], 'before_clients [0.5, "x"] where a list of numbers belongs'),
-        ("round", "1", 'round "1" where a whole number from 0 on belongs'),
-        ("round", None, "round null where a whole number from 0 on belongs"),
-        ("round", 1.5, "round 1.5 where a whole number from 0 on belongs"),
-        ("round", -1, "round -1 where a whole number from 0 on belongs"),
-        ("failed", 3, "failed 3, a value of a wrong kind"),
-        ("score_name", 3, "score_name 3, a value of a wrong kind"),
+        ("before", "0.5", 'before "0.5" instead of a finite number'),
+        ("before", [0.5], "before [0.5] instead of a finite number"),
+        ("before", {"a": 1}, 'before {"a": 1} instead of a finite number'),
+        ("before", True, "before true instead of a finite number"),
+        ("before", float("nan"), "before NaN instead of a finite number"),
+        ("bytes_up", float("inf"), "bytes_up Infinity instead of a finite number"),
+        ("samples", 10**400, "samples 1000000000000000000000000000000000000000000… instead of a finite number"),
+        ("before_clients", 0.5, "before_clients 0.5 instead of a list of numbers"),
+        ("before_clients", [0.5, "x"], 'before_clients [0.5, "x"] instead of a list of numbers'),
+        ("round", "1", 'round "1" instead of a whole number, at least 0'),
+        ("round", None, "round null instead of a whole number, at least 0"),
+        ("round", 1.5, "round 1.5 instead of a whole number, at least 0"),
+        ("round", -1, "round -1 instead of a whole number, at least 0"),
+        ("failed", 3, "failed 3, a value of the wrong type"),
+        ("score_name", 3, "score_name 3, a value of the wrong type"),
     ],
 )
 def test_a_value_of_a_wrong_kind_is_named_with_its_line(name, value, message, tmp_path):
     folder = written(tmp_path / "run", lines([ROWS[0], ROWS[1] | {name: value}]))
-    with pytest.raises(ValueError, match="restore it, or use `fedncv resume") as error:
+    with pytest.raises(ValueError, match="restore it, or run `fedncv resume") as error:
         read_rows(folder)
     assert str(error.value).startswith(f"{folder / METRICS}, line 2, has {message}; ")
     assert "\n" not in str(error.value)
@@ -64,9 +64,9 @@ def test_a_value_of_a_wrong_kind_is_named_with_its_line(name, value, message, tm
         (b"[1, 2]\n", 1, "is not a row of metrics: it has no round"),
         (b"7\n", 1, "is not a row of metrics: it has no round"),
         (b'{"before": 0.5}\n', 1, "is not a row of metrics: it has no round"),
-        (lines(ROWS[:1]) + b"\n" + lines(ROWS[1:]), 2, "is not a row of metrics: it is no JSON"),
-        (b"\xff\xfe\n", 1, "is not a row of metrics: it is no JSON"),
-        (b"[" * 100_000 + b"\n", 1, "is not a row of metrics: it is no JSON"),
+        (lines(ROWS[:1]) + b"\n" + lines(ROWS[1:]), 2, "is not a row of metrics: it is not JSON"),
+        (b"\xff\xfe\n", 1, "is not a row of metrics: it is not JSON"),
+        (b"[" * 100_000 + b"\n", 1, "is not a row of metrics: it is not JSON"),
         (b"\xff\xfe\x00", 1, "is not the beginning of a row"),
         (lines(ROWS[:2]) + b"\0" * 100, 3, "is not the beginning of a row"),  # as a power cut leaves it
     ],
@@ -95,4 +95,4 @@ def test_damaged_runs_keep_no_other_from_being_read(tmp_path):
     assert [run.folder for run in runs] == [good]
     assert list(unreadable) == [no_rows, no_config]
     assert "line 1" in unreadable[no_rows]
-    assert f"{no_config / CONFIG} is not TOML" in unreadable[no_config]
+    assert f"{no_config / CONFIG} is not valid TOML" in unreadable[no_config]

@@ -343,7 +343,7 @@ def test_lost_and_damaged_rows_are_named(run):
     state = store.read_state(run, problem)
     client = next(iter(state.kept))
     path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ValueError, match=r"rows-kept.bin has lost the row of client \d+ .*restore it"):
+    with pytest.raises(ValueError, match=r"rows-kept.bin lacks the row of client \d+ .*restore it"):
         store.read_state(run, problem)
     path.unlink()
     with pytest.raises(ValueError, match=r"cannot read .*rows-kept.bin"):

@@ -77,7 +77,7 @@ def test_objects_stand_in_for_names():
 def test_a_run_with_objects_is_resumed_with_the_same_objects(tmp_path):
     objects = {"data": tiny_dataset(100), "model": Tiny}
     fedncv.simulate(out=tmp_path / "run", **objects, **QUICK)
-    with pytest.raises(ValueError, match=r"begun from Python with a data of its own; go on with fedncv.resume"):
+    with pytest.raises(ValueError, match=r"started from Python with a custom data; resume it with fedncv.resume"):
         fedncv.resume(tmp_path / "run")
     assert len(fedncv.resume(tmp_path / "run", **objects).rows) == 4
 

@@ -5,7 +5,7 @@
 >>> 0 <= result.last["before"] <= 1
 True
 
-The names are imported at their first use, so that reading results or asking for help does not load torch.
+Names are imported at their first use, so that reading results and `--help` do not load torch.
 """
 
 import importlib

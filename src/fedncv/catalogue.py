@@ -1,7 +1,7 @@
-"""What there is to read about methods and switches, without loading them.
+"""Descriptions of the methods and switches, without loading their code.
 
-It is kept in methods/index.json. After a change to a method, ``python tools/method_index.py`` writes that file anew;
-a test keeps the two equal.
+They are stored in methods/index.json. After a change to a method, run ``python tools/method_index.py`` to update that
+file; a test checks that the two agree.
 """
 
 import json
@@ -20,7 +20,7 @@ class Knob(NamedTuple):
 
 
 class About(NamedTuple):
-    """One method, or one switch, which has no title, reference, form, uploads or running statistics of its own."""
+    """A method or a switch. A switch has no title, reference, form, uploads or running statistics of its own."""
 
     name: str
     title: str  # as people write it
@@ -29,7 +29,7 @@ class About(NamedTuple):
     form: str  # what the server needs of the clients: "sums" of their replies, or "each reply"
     knobs: tuple[Knob, ...]
     reveals: dict[str, str]  # field of the upload -> what the server learns from it
-    buffers: str  # what becomes of BatchNorm's running statistics
+    buffers: str  # how BatchNorm's running statistics are treated
     formula: str  # the docstring of its file: formula, reference, departures
 
 

@@ -8,17 +8,22 @@ from fedncv.engine.problem import Problem, State, arrivals, messages
 
 
 def export(problem: Problem, state: State, client: int | None = None) -> dict[str, Tensor]:
-    """The shared model, or the one that ``client`` predicts with, as an ordinary state_dict."""
+    """Return the shared model, or the one that ``client`` predicts with, as an ordinary state_dict.
+
+    Raise ValueError if the method has no shared model, or if there is no such client.
+    """
     problem = problem.at(state.round).in_use
     method, model = problem.method, problem.model
     if client is None:
         shared_P = shared_model(problem, state)
         if shared_P is None:
-            raise ValueError(f"with {problem.config.method} no model is shared by all clients; name one with --client")
+            raise ValueError(
+                f"{problem.config.method} has no model that all clients share; name a client with --client"
+            )
         _, b_SR = messages(problem, state, np.array([0]))
         return model.state_dict(shared_P, b_SR[0])
     if not 0 <= client < problem.federation.num_clients:
-        raise ValueError(f"there is no client {client}; they are numbered 0 to {problem.federation.num_clients - 1}")
+        raise ValueError(f"there is no client {client}; clients are numbered 0 to {problem.federation.num_clients - 1}")
     (arrival,) = arrivals(problem, state, np.array([client]))
     ask = problem.ask(client, arrival.buffers_R, state.round)
     y_P, _ = method.begin(ask, arrival.down, arrival.kept.own)

@@ -1,4 +1,4 @@
-"""Reading what runs have left on disk. Imports no training code, and changes nothing."""
+"""Read the files of runs. Imports no training code, and changes nothing."""
 
 import difflib
 import json
@@ -10,22 +10,22 @@ from fedncv.config import RunConfig, from_dict, read_toml
 
 CONFIG, METRICS, TIMING, STATE = "config.toml", "metrics.jsonl", "timing.jsonl", "state.safetensors"
 LOCK = ".lock"  # held by the process that trains the run
-ACCURACY = "accuracy"  # the one score that is shown in per cent, and that the label prior can be held against
-MODEL = "model.safetensors"  # where `fedncv export` puts it
+ACCURACY = "accuracy"  # the only score shown in percent and compared with the label prior
+MODEL = "model.safetensors"  # written by `fedncv export`
 
 ROW_BEGINS = b'{"round": '
-PER_CLIENT = "_clients"  # ends the name of a metric that is a list, a number for each client
-NO_NUMBERS = {  # what else is no number; by the client's number, where a federation gives reasons
+PER_CLIENT = "_clients"  # suffix of a metric that is a list with one number per client
+NO_NUMBERS = {  # other values that are not numbers; dictionaries hold a federation's reasons by client
     "failed": str, "score_name": str, "skipped": list, "sizes": list, "counted": list, "absent": list,
     "barred": dict, "refused": dict, "clipped": dict,
 }  # fmt: skip
-SHOWN = 44  # characters of a wrong value
+SHOWN = 44  # characters of a wrong value that a message shows
 
 Points = dict[int, list[float]]  # round -> the values of the seeds
 
 
 class Score(NamedTuple):
-    """What "before" and "after" are, and how they are shown: scale times the number, and the unit behind it."""
+    """The score measured as "before" and "after", and how to show it: scale times the number, then the unit."""
 
     name: str
     scale: int
@@ -39,7 +39,7 @@ class Score(NamedTuple):
         return self.written(self.scale * value, digits)
 
     def written(self, scaled: float, digits: int) -> str:
-        """A number that was multiplied with the scale already."""
+        """Return a number that is already multiplied by the scale."""
         return f"{scaled:.{digits}f}" if self.unit else f"{scaled:.4g}"
 
     def axis(self, what: str = "") -> str:
@@ -60,7 +60,7 @@ class Run(NamedTuple):
 
     @property
     def rounds(self) -> int:
-        """Rounds that are finished."""
+        """Number of finished rounds."""
         return max((row["round"] for row in self.rows if "failed" not in row), default=0)
 
     @property
@@ -77,7 +77,7 @@ class Run(NamedTuple):
         return PERCENT if name == PERCENT.name else Score(name, 1, "")
 
     def last(self, name: str) -> Any:
-        """The latest value of a metric, or None."""
+        """Return the latest value of a metric, or None."""
         return next((row[name] for row in reversed(self.rows) if row.get(name) is not None), None)
 
 
@@ -86,24 +86,24 @@ def is_run(folder: Path) -> bool:
 
 
 def check_folder(folder: Path) -> None:
-    """ValueError where there is none, with the one whose name is like it."""
+    """Raise ValueError if the folder does not exist, and suggest one with a similar name."""
     if folder.is_dir():
         return
     if folder.exists():
-        raise ValueError(f"{folder} is a file; name a folder of runs, as {folder.parent}")
+        raise ValueError(f"{folder} is a file; name a folder of runs, such as {folder.parent}")
     beside = folder.parent.iterdir() if folder.parent.is_dir() else iter(())
     close = difflib.get_close_matches(folder.name, [path.name for path in beside if path.is_dir()], n=1)
-    remedy = f"did you mean {folder.parent / close[0]}?" if close else "fedncv run and fedncv study make one in runs/"
+    remedy = f"did you mean {folder.parent / close[0]}?" if close else "fedncv run and fedncv study create one in runs/"
     raise ValueError(f"there is no folder {folder}; {remedy}")
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """The folder itself if it is a run, otherwise the runs in it."""
+    """Return the folder itself if it is a run, otherwise the runs in it. Raise ValueError if there are none."""
     check_folder(folder)
     found = [folder] if is_run(folder) else sorted(path.parent for path in folder.glob(f"*/{CONFIG}"))
     if not found:
         deeper = sorted(path.parent.parent for path in folder.glob(f"*/*/{CONFIG}"))
-        remedy = f"; name a folder of runs, as {deeper[0]}, or see fedncv report {folder}" if deeper else ""
+        remedy = f"; name a folder of runs, such as {deeper[0]}, or see fedncv report {folder}" if deeper else ""
         raise ValueError(f"{folder} holds no run (no {CONFIG} in it or one level below){remedy}")
     return found
 
@@ -115,7 +115,7 @@ def read_config(folder: Path) -> RunConfig:
 
 
 def read_rows(folder: Path) -> list[dict[str, Any]]:
-    """The rows of metrics.jsonl; a last line cut short by a crash is left out."""
+    """Return the rows of metrics.jsonl, without a last line that a crash cut short. Raise ValueError if damaged."""
     path = folder / METRICS
     if not path.exists():
         return []
@@ -126,7 +126,7 @@ def read_rows(folder: Path) -> list[dict[str, Any]]:
             row = json.loads(line)
             fault = _fault(row)
         except (ValueError, RecursionError):
-            fault = "is not a row of metrics: it is no JSON"
+            fault = "is not a row of metrics: it is not JSON"
         if fault:
             raise _damaged(path, number, fault)
         rows.append(row)
@@ -137,38 +137,38 @@ def read_rows(folder: Path) -> list[dict[str, Any]]:
 
 def _damaged(path: Path, number: int, fault: str) -> ValueError:
     return ValueError(
-        f"{path}, line {number}, {fault}; restore it, or use `fedncv resume {path.parent}`, which repeats what came "
-        f"after the last checkpoint, and the whole run where {STATE} is deleted"
+        f"{path}, line {number}, {fault}; restore it, or run `fedncv resume {path.parent}`, which repeats the "
+        f"rounds after the last checkpoint, or the whole run if you delete {STATE}"
     )
 
 
 def _fault(row: Any) -> str:
-    """What is wrong with a row of metrics; empty: nothing."""
+    """Return what is wrong with a row of metrics; empty: nothing."""
     if not isinstance(row, dict) or "round" not in row:
         return "is not a row of metrics: it has no round"
     if type(row["round"]) is not int or row["round"] < 0:
-        return f"has round {_short(row['round'])} where a whole number from 0 on belongs"
+        return f"has round {_short(row['round'])} instead of a whole number, at least 0"
     for name, value in row.items():
         if name in NO_NUMBERS:
             if not isinstance(value, NO_NUMBERS[name]):
-                return f"has {name} {_short(value)}, a value of a wrong kind"
+                return f"has {name} {_short(value)}, a value of the wrong type"
         elif name.endswith(PER_CLIENT):
             if not isinstance(value, list) or not all(each is None or _is_number(each) for each in value):
-                return f"has {name} {_short(value)} where a list of numbers belongs"
+                return f"has {name} {_short(value)} instead of a list of numbers"
         elif value is not None and not _is_number(value):
-            return f"has {name} {_short(value)} where a finite number belongs"
+            return f"has {name} {_short(value)} instead of a finite number"
     return ""
 
 
 def _is_number(value: Any) -> bool:
     try:
         return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    except OverflowError:  # a whole number beyond all floats
+    except OverflowError:  # an integer too large for a float
         return False
 
 
 def _short(value: Any) -> str:
-    """As JSON has it; of a long one the beginning.
+    """Return the value as JSON; of a long one only the beginning.
 
     >>> _short("0.5"), _short(float("nan")), _short([0.5] * 9)
     ('"0.5"', 'NaN', '[0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.…')
@@ -182,7 +182,7 @@ def read_run(folder: Path) -> Run:
 
 
 def read_runs(folders: list[Path]) -> tuple[list[Run], dict[Path, str]]:
-    """The runs that can be read, and what is wrong with each of the others."""
+    """Return the runs that can be read, and the error of each of the others."""
     runs: list[Run] = []
     unreadable: dict[Path, str] = {}
     for folder in folders:
@@ -194,7 +194,7 @@ def read_runs(folders: list[Path]) -> tuple[list[Run], dict[Path, str]]:
 
 
 def by_method(runs: list[Run]) -> dict[str, list[Run]]:
-    """Runs of each method, in the order they came."""
+    """Group runs by method, in their order."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
         groups.setdefault(run.config.method, []).append(run)
@@ -202,7 +202,7 @@ def by_method(runs: list[Run]) -> dict[str, list[Run]]:
 
 
 def points(runs: list[Run], name: str) -> Points:
-    """Where the metric was measured, and what every run had there."""
+    """Return the rounds at which the metric was measured, with the values of all runs."""
     found: Points = {}
     for run in runs:
         for row in run.rows:

@@ -1,7 +1,7 @@
-"""Runs to their last round: every command and every function that trains comes through here.
+"""Train runs to their last round. Every command and every function that trains uses this module.
 
-Runs that differ only in ``choose.OWN`` share an engine and go round by round together, as one stack on a GPU. Runs in
-folders are sorted into such groups first, and within a group by the round they have reached.
+Runs that differ only in ``choose.OWN`` share an engine and train round by round together, as one stack on a GPU. Runs
+in folders are first sorted into such groups, and within a group by the round they have reached.
 """
 
 import math
@@ -70,12 +70,12 @@ class LiveRun:
             self._journal.fail(str(error))
 
     def checkpoint(self) -> None:
-        """Save what is complete; a run that failed has done so."""
+        """Save the latest complete round; a failed run has already done so."""
         if self._journal is not None and self.error is None:
             self._journal.checkpoint()
 
     def close(self) -> None:
-        """Let other processes have the folder."""
+        """Release the lock on the folder."""
         if self.folder is not None:
             from fedncv.store import release
 
@@ -85,7 +85,7 @@ class LiveRun:
 def open_run(folder: Path, *, runs: int = 1, **objects: Any) -> LiveRun:
     """Return the run in ``folder`` at its latest checkpoint, one of ``runs`` that share the memory.
 
-    ``objects`` stand in for the names in its config. Raise ValueError if it cannot be resumed.
+    ``objects`` replace the names in its config. Raise ValueError if it cannot be resumed.
     """
     from fedncv import store
 
@@ -102,10 +102,10 @@ def open_run(folder: Path, *, runs: int = 1, **objects: Any) -> LiveRun:
 
 
 def train(runs: list[LiveRun], *, on_round: OnRound | None = None) -> None:
-    """Train runs that differ in ``choose.OWN`` only, and stand at the same round, to their last one.
+    """Train runs that differ only in ``choose.OWN``, and are at the same round, to their last round.
 
-    A run that diverges stops there and the others continue; its error is raised at the end. However it ends, a run
-    with a folder is left with a checkpoint.
+    A run that diverges stops and the others continue; its error is raised at the end. In every case a run with a
+    folder is left with a checkpoint.
     """
     try:
         if not runs[0].is_finished:
@@ -140,7 +140,7 @@ def _train(engine: Engine, runs: list[LiveRun], on_round: OnRound | None) -> Non
                 done = [outcome for outcome in settled if not isinstance(outcome, DivergedError)]
                 _complete(engine, live, [state for state, _ in done], [row for _, row in done], began, on_round)
                 engine, live = _without_failed(engine, live)
-    except BaseException:  # Ctrl-C, a callback that raised, a worker that cannot go on
+    except BaseException:  # Ctrl-C, a callback that raised, a worker that failed
         for run in runs:
             run.checkpoint()
         raise
@@ -159,7 +159,7 @@ def _complete(
     if not runs:
         return
     measured = _measure_each(engine, runs[0].problem.config, states)
-    seconds = (time.perf_counter() - began) / len(runs)  # a run's share of what they took together
+    seconds = (time.perf_counter() - began) / len(runs)  # a run's share of the common time
     for run, state, row, found in zip(runs, states, rows, measured, strict=True):
         if isinstance(found, DivergedError):
             run.fail(found)
@@ -170,7 +170,7 @@ def _complete(
 
 
 def _measure_each(engine: Engine, config: RunConfig, states: list[State]) -> list[Row | DivergedError]:
-    """Measure what is due for each; where a score is not finite, run by run, to find whose it is."""
+    """Measure what is due for each run. If a score is not finite, measure run by run to find whose it is."""
     try:
         return list(measure(engine, config, states))
     except DivergedError as error:
@@ -180,7 +180,7 @@ def _measure_each(engine: Engine, config: RunConfig, states: list[State]) -> lis
 
 
 def measure(engine: Engine, config: RunConfig, states: list[State]) -> list[Row]:
-    """Return what is due after this round: scores before local training, after it, the probe, or nothing."""
+    """Return the measurements due after this round: scores before and after local training, the probe, or nothing."""
     t = states[0].round
     last = t == config.rounds
     rows: list[Row] = [{} for _ in states]
@@ -196,7 +196,7 @@ def measure(engine: Engine, config: RunConfig, states: list[State]) -> list[Row]
 
 
 def floor(problem: Problem) -> Row:
-    """Return the accuracy of always naming a client's majority class, or the score's name if it is not an accuracy."""
+    """Return the accuracy of predicting each client's majority class, or the score's name if it is not an accuracy."""
     if problem.task.score_name != ACCURACY:
         return {"score_name": problem.task.score_name}
     labels = problem.dataset.y
@@ -215,23 +215,23 @@ class Watch(NamedTuple):
     begin: Callable[[list[Path], list[int]], None]  # the runs that begin together, and the rounds they already have
     row: Callable[[Path, Row], None]
     fail: Callable[[Path, str], None]  # a run that diverged or cannot be resumed, and the reason
-    end: Callable[[list[Path]], None]  # those that began together, failed ones included
+    end: Callable[[list[Path]], None]  # the runs that began together, failed ones included
 
 
 class Failure(NamedTuple):
-    """A run without an end: DivergedError, or ValueError where it cannot be resumed."""
+    """A run that did not finish: DivergedError, or ValueError if it cannot be resumed."""
 
     folder: Path
     error: Exception
 
 
 def refused(failures: list[Failure]) -> list[Failure]:
-    """Return those that could not be resumed. A run that diverged is not among them: it has a result."""
+    """Return the runs that could not be resumed. A diverged run is not among them: it has a result."""
     return [failure for failure in failures if not isinstance(failure.error, DivergedError)]
 
 
 def reasons(failures: list[Failure]) -> list[str]:
-    """Return a line for each reason, with the first run that it stopped and the number of others."""
+    """Return one line per reason, with the first run that it stopped and the number of others."""
     folders: dict[str, list[Path]] = {}
     for folder, error in failures:
         folders.setdefault(str(error), []).append(folder)
@@ -255,7 +255,7 @@ def alike(folders: list[Path]) -> list[list[Path]]:
 
 
 def run_group(group: list[Path], watch: Watch) -> list[Failure]:
-    """Train runs that can share an engine to their end; return those that failed. One that fails stops no other."""
+    """Train runs that can share an engine to their end; return those that failed. They do not stop the others."""
     runs: list[LiveRun] = []
     failures: list[Failure] = []
 
@@ -272,7 +272,7 @@ def run_group(group: list[Path], watch: Watch) -> list[Failure]:
         if run.is_finished:
             run.close()
             continue
-        if runs:  # the samples are the same: on the device once
+        if runs:  # the same samples: store them on the device once
             run.problem = run.problem._replace(dataset=runs[0].problem.dataset)
         runs.append(run)
     for together in _at_the_same_round(runs):
@@ -294,9 +294,9 @@ def _folder(run: LiveRun) -> Path:
 
 
 def _at_the_same_round(runs: list[LiveRun]) -> list[list[LiveRun]]:
-    """Sort runs by the round they have reached, the earliest first.
+    """Group runs by the round they have reached, the earliest first.
 
-    Round 0 is where a run stands before the initial model is measured and after it: only the rows tell which.
+    A run is at round 0 before and after its initial model is measured; the number of rows distinguishes the two.
     """
     groups: dict[tuple[int, int], list[LiveRun]] = {}
     for run in runs:

@@ -18,7 +18,7 @@ def exponential(t: int, _rounds: int, *, decay: float = 0.985) -> float:
 
 
 def cosine(t: int, rounds: int, *, floor: float = 0.0) -> float:
-    """Go from 1 to ``floor`` along half a cosine."""
+    """Decrease from 1 to ``floor`` along half a cosine."""
     if not 0 <= floor <= 1:
         raise ValueError(f"schedule cosine: floor must be from 0 to 1, not {floor}")
     return floor + (1 - floor) * (1 + math.cos(math.pi * t / max(1, rounds))) / 2
@@ -42,5 +42,6 @@ SCHEDULES: dict[str, Callable[..., float]] = {
 
 
 def lr_factor(text: str, t: int, rounds: int) -> float:
+    """Return the factor of the learning rate in round t. Raise ValueError if the schedule is unknown or wrong."""
     name, knobs = parse(text, SCHEDULES, what="schedule")
     return SCHEDULES[name](t, rounds, **knobs)

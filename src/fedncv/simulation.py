@@ -1,4 +1,4 @@
-"""Federations from Python: run one, run it for several seeds, resume it."""
+"""Python interface: simulate one federation, simulate it with several seeds, resume it."""
 
 import operator
 from collections.abc import Callable, Iterable
@@ -23,29 +23,33 @@ OnRoundOf = Callable[[int, Row], None]
 
 @dataclass(frozen=True)
 class Result:
-    """What a run leaves behind."""
+    """Result of a run: what was trained, its final state, and its metrics."""
 
     problem: Problem
     state: State
     rows: list[Row]
-    """One dictionary a round, from round 0 (the initial model) on."""
+    """Metrics, one dictionary per round; the first is round 0, the initial model."""
     folder: Path | None = None
+    """Folder of the run, if it was saved."""
 
     @property
     def last(self) -> Row:
-        """The latest value of every metric."""
+        """Latest value of every metric."""
         merged: Row = {}
         for row in self.rows:
             merged |= row
         return merged
 
     def tidy(self) -> list[Row]:
-        """Flat rows with method and seed in each, for a data frame; per-client lists are left out."""
+        """Return flat rows with method and seed in each, for a data frame; per-client lists are left out."""
         label = {"method": self.problem.config.method, "seed": self.problem.config.seed}
         return [label | {k: v for k, v in row.items() if not isinstance(v, list)} for row in self.rows]
 
     def state_dict(self, client: int | None = None) -> dict[str, Tensor]:
-        """The trained model for ``module.load_state_dict``: the shared one, or what ``client`` predicts with."""
+        """Return the trained model for ``module.load_state_dict``: the shared one, or the one ``client`` predicts with.
+
+        Raise ValueError if the method has no shared model, or if there is no such client.
+        """
         return export(self.problem, self.state, client)
 
 
@@ -61,11 +65,14 @@ def simulate(
     on_round: OnRound | None = None,
     **settings: Any,
 ) -> Result:
-    """Run a federation and return what it did.
+    """Train one federation and return its ``Result``.
 
-    Method, data, model and task are names or objects; all other settings are fields of ``RunConfig``. With
-    ``out`` the run is kept on disk and can be resumed. ``on_round`` is given every row: the place for
-    TensorBoard, MLflow or W&B.
+    Method, data, model and task are names or objects. All other settings are fields of ``RunConfig``; those passed
+    here replace the ones in ``config``. With ``out`` the run is saved in that folder and can be resumed. ``on_round``
+    is called with the metrics of every round, for example to log them to TensorBoard, MLflow or W&B.
+
+    Raise ValueError if a setting is wrong, or if ``out`` already holds a run and ``overwrite`` is False. Raise
+    DivergedError, an ArithmeticError, if training diverges.
 
     >>> result = simulate(method="fedprox:mu=0.1", model="mlp", clients=5, per_round=2, rounds=1, epochs=1)
     >>> sorted(result.last)[:4]
@@ -92,9 +99,11 @@ def simulate_many(
     on_round: OnRoundOf | None = None,
     **settings: Any,
 ) -> list[Result]:
-    """``simulate`` once for each seed, all seeds as one stack where the engine can.
+    """Call ``simulate`` once per seed and return the results in order; train all seeds as one stack if possible.
 
-    With ``out`` every run is kept in a folder of its own, out/seed-3. ``on_round`` is given the seed and the row.
+    The arguments are those of ``simulate``, with two differences. With ``out`` every run is saved in its own folder,
+    such as out/seed-3. ``on_round`` is called with the seed and the metrics. If a run diverges, the others continue;
+    its DivergedError is raised at the end.
 
     >>> results = simulate_many(seeds=[0, 1], model="mlp", clients=5, per_round=2, rounds=1, epochs=1)
     >>> [result.problem.config.seed for result in results]
@@ -109,13 +118,13 @@ def simulate_many(
         if not objects.get("data"):
             objects["data"] = load(config.data, config.data_dir or None)
         problem = build(of_seed, **objects)
-        if runs:  # the samples are the same: on the device once
+        if runs:  # the same samples: store them on the device once
             problem = problem._replace(dataset=runs[0].problem.dataset)
         folder = None if out is None else Path(out) / f"seed-{seed}"
         _create(folder, of_seed, overwrite=overwrite)
         runs.append(LiveRun(problem, start(problem, runs=len(seeds)), folder=folder))
     if not runs:
-        raise ValueError("no seeds to simulate; give at least one, as in seeds=range(5)")
+        raise ValueError("no seeds to simulate; give at least one, such as seeds=range(5)")
     train(runs, on_round=None if on_round is None else lambda run, row: on_round(run.problem.config.seed, row))
     return list(map(_result, runs))
 
@@ -129,7 +138,11 @@ def resume(
     task: Task | None = None,
     on_round: OnRound | None = None,
 ) -> Result:
-    """Resume the run in ``folder`` from its latest checkpoint. Pass the same objects as in the original call."""
+    """Resume the run in ``folder`` from its latest checkpoint and return its ``Result``; a finished run stays as it is.
+
+    Pass the same custom objects as in the original call. Raise ValueError if the folder is not a run, or if the run
+    cannot be resumed.
+    """
     _, objects = _names_and_objects({"method": method, "data": data, "model": model, "task": task})
     return _trained(open_run(Path(folder), **objects), on_round)
 
@@ -151,7 +164,7 @@ def _result(run: LiveRun) -> Result:
 
 
 def _names_and_objects(given: dict[str, Any]) -> tuple[dict[str, str], dict[str, Any]]:
-    """Return what goes into the config, and the objects that stand in for it; they are "custom" in the config."""
+    """Return the names for the config, and the objects; an object is named "custom" in the config."""
     names = {name: value if isinstance(value, str) else CUSTOM for name, value in given.items() if value is not None}
     objects = {name: value for name, value in given.items() if not isinstance(value, str | None)}
     return names, objects

@@ -1,14 +1,14 @@
-"""A run on disk, such that a machine may die at any moment and nothing is lost or counted twice.
+"""A run on disk. The machine may crash at any moment: nothing is lost or counted twice.
 
-    config.toml         complete and resolved
-    metrics.jsonl       one row a round, append-only, without a clock: equal runs give equal bytes
-    timing.jsonl        the clocks, and the layers that each round was trained in
-    state.safetensors   the latest checkpoint: written beside, flushed, renamed; no pickle is ever loaded
-    rows-*.bin          rows of clients, where they are kept on disk; the checkpoint says which of them are its own
+    config.toml         all settings, including the defaults
+    metrics.jsonl       one row per round, append-only, without clock times: equal runs give equal bytes
+    timing.jsonl        the duration of each round, and the layers it was trained in
+    state.safetensors   the latest checkpoint: written to a new file, flushed, renamed; no pickle is ever loaded
+    rows-*.bin          rows of clients, if they are stored on disk; the checkpoint names those it refers to
 
-A checkpoint knows how long metrics.jsonl was when it was written. Resuming cuts the file back to that and
-goes on, so a resumed run ends with the same bytes as one that was never stopped. (But for rows-*.bin: equal
-checkpoints stand for equal rows, not for equal places.)
+A checkpoint stores the length of metrics.jsonl. Resuming truncates the file to that length and continues, so a
+resumed run ends with the same bytes as one that was never stopped. (Except rows-*.bin: equal checkpoints refer to
+equal rows, but not at equal positions.)
 """
 
 import fcntl
@@ -35,11 +35,11 @@ from fedncv.tree import leaves, row, stack, tree_map
 
 
 def write_point(name: str) -> None:
-    """A moment at which dying would hurt most. Tests put a SIGKILL here."""
+    """Mark a moment at which a crash would do most harm. Tests send SIGKILL here."""
 
 
 def write_atomically(path: Path, data: bytes, *, name: str) -> None:
-    """The file is the old one or the new one, never a part."""
+    """Write the file such that a crash leaves the old one or the new one, never a part."""
     temporary = path.with_name(path.name + ".new")
     try:
         with temporary.open("wb") as file:
@@ -50,8 +50,8 @@ def write_atomically(path: Path, data: bytes, *, name: str) -> None:
             os.fsync(file.fileno())
         write_point(f"{name}: written, not renamed")
         temporary.replace(path)
-    except OSError as error:  # a full disk: give the space back, and say which file it was
-        if not temporary.is_symlink():  # a link is somebody else's
+    except OSError as error:  # a full disk: free the space, and name the file
+        if not temporary.is_symlink():  # do not remove a link that we did not make
             temporary.unlink(missing_ok=True)
         raise OSError(error.errno, error.strerror, str(path)) from None
     _sync_folder(path.parent)
@@ -73,9 +73,9 @@ _held: dict[Path, int] = {}  # folders that this process trains
 
 
 def hold(folder: Path) -> None:
-    """Keep other processes from training the run in ``folder``, until ``release`` or the end of this one.
+    """Lock the run in ``folder`` until ``release`` or the end of this process. Raise ValueError if it is locked.
 
-    A POSIX record lock: it ends with its process however that ends, and forked workers do not inherit it.
+    A POSIX record lock: it ends with its process, even after a crash, and forked workers do not inherit it.
     """
     folder = folder.resolve()
     if folder in _held:
@@ -98,18 +98,18 @@ def release(folder: Path) -> None:
 def refuse_runs(folders: list[Path]) -> None:
     for folder in filter(is_run, folders):
         raise ValueError(
-            f"{folder} already holds a run; go on with `fedncv resume {folder}`, "
+            f"{folder} already holds a run; resume it with `fedncv resume {folder}`, "
             "repeat it with --overwrite, or choose another --out"
         )
 
 
 def create(folder: Path, config: RunConfig, *, overwrite: bool = False) -> None:
-    """A folder with the config in it and nothing else. An existing run is refused unless ``overwrite``."""
+    """Make a folder with only the config in it. Raise ValueError if it holds a run, unless ``overwrite``."""
     if is_run(folder):
         if not overwrite:
             refuse_runs([folder])
         hold(folder)
-        for name in (STATE, METRICS, TIMING, MODEL):  # the config is replaced below: it stays a run all the while
+        for name in (STATE, METRICS, TIMING, MODEL):  # replaced below: it is a run at every moment
             (folder / name).unlink(missing_ok=True)
         for path in folder.glob(_rows_name("*")):
             path.unlink(missing_ok=True)
@@ -118,7 +118,7 @@ def create(folder: Path, config: RunConfig, *, overwrite: bool = False) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ValueError(f"cannot make the folder {folder}: {error.strerror}") from None
+        raise ValueError(f"cannot create the folder {folder}: {error.strerror}") from None
     write_atomically(folder / CONFIG, write_toml(config).encode(), name="config")
 
 
@@ -138,40 +138,40 @@ def append(folder: Path, name: str, values: dict[str, Any]) -> None:
 
 
 class Journal:
-    """Rows and checkpoints of a run that is under way.
+    """Write the rows and checkpoints of a run in progress.
 
-    It remembers the latest state whose row is complete, so a checkpoint can be left behind at any moment,
-    in the middle of a round or of a row.
+    It keeps the latest state whose row is complete, so it can write a checkpoint at any moment, even in the middle
+    of a round or of a row.
     """
 
     def __init__(self, folder: Path, config: RunConfig, state: State) -> None:
         hold(folder)
         self._folder, self._config = folder, config
-        self._layers: dict[str, str] = {}  # a federation of real machines does not know them
+        self._layers: dict[str, str] = {}  # empty for a federation of real machines
         self._complete = (state, _size(folder / METRICS))
-        self._saved = state  # held, so that the rows of the checkpoint on disk are not replaced
+        self._saved = state  # referenced, so that the rows of the checkpoint on disk are not replaced
         for path, rows in all_rows(state):
             rows.file.place(folder / _rows_name(path))
 
     def trains_in(self, layers: str) -> None:
-        """Says so where the run was trained in other layers until now: it has not the bytes of one never stopped."""
+        """Record the layers of the next rounds. Print a line if they changed: the last bits then differ."""
         before = _last_timing(self._folder).get("layers", layers) if self._complete[0].round else layers
         if before != layers:
             print(
-                f"{self._folder}: {before} layers until round {self._complete[0].round}, {layers} ones from here on; "
-                "they agree to rounding, not to the last bit",
+                f"{self._folder}: {before} layers until round {self._complete[0].round}, {layers} layers from now on; "
+                "they agree up to rounding, not bit for bit",
                 file=sys.stderr,
             )
         self._layers = {"layers": layers}
 
     def append(self, state: State, row: dict[str, Any], timing: dict[str, Any]) -> None:
-        """The row of the round that led to ``state``."""
+        """Write the row of the round that led to ``state``."""
         append(self._folder, METRICS, row)
         self._complete = (state, _size(self._folder / METRICS))
         append(self._folder, TIMING, timing | self._layers)
 
     def checkpoint(self) -> None:
-        """Save the latest complete state; the rows it stands for are on the disk before it is."""
+        """Save the latest complete state, after the rows it refers to are on disk."""
         state, length = self._complete
         metrics = self._folder / METRICS
         if metrics.exists():
@@ -192,13 +192,13 @@ class Journal:
         self._saved = state
 
     def fail(self, reason: str) -> None:
-        """Keep what is good, and say in the metrics why there is no more; resuming cuts that line off."""
+        """Save the latest complete state, and write the reason to the metrics; resuming removes that line."""
         self.checkpoint()
         append(self._folder, METRICS, {"round": self._complete[0].round + 1, "failed": reason})
 
 
 def _last_timing(folder: Path) -> dict[str, Any]:
-    """The clocks' latest whole row; empty where they are lost."""
+    """Return the latest complete row of timing.jsonl; empty if it is missing or damaged."""
     path = folder / TIMING
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     try:
@@ -226,9 +226,10 @@ def _has_a_line_end_at(path: Path, length: int) -> bool:
 
 
 def load_state(folder: Path, problem: Problem, *, runs: int = 1) -> State:
-    """The latest checkpoint (the start, where there is none yet), with metrics.jsonl cut back to it.
+    """Return the latest checkpoint, or the start if there is none, and truncate metrics.jsonl to it.
 
-    It is that of one of so many runs that share the memory."""
+    ``runs`` is the number of runs that share the memory. Raise ValueError if a file is damaged or the config differs.
+    """
     hold(folder)
     path, metrics = folder / STATE, folder / METRICS
     if not path.exists():
@@ -236,10 +237,10 @@ def load_state(folder: Path, problem: Problem, *, runs: int = 1) -> State:
         return start(problem, runs=runs)
     tensors, header = _read(path)
     _check_config(folder, header, problem)
-    if not _has_a_line_end_at(metrics, header["metrics_bytes"]):  # cut elsewhere, it would lose a row
+    if not _has_a_line_end_at(metrics, header["metrics_bytes"]):  # truncating would cut a row
         raise ValueError(
-            f"{metrics} was changed, or has lost rows that {path.name} stands for; restore it, or delete {path.name} "
-            "to begin the run anew"
+            f"{metrics} was edited, or lacks rows that {path.name} refers to; restore it, or delete {path.name} "
+            "to repeat the run from its start"
         )
     if metrics.exists():
         os.truncate(metrics, header["metrics_bytes"])
@@ -247,7 +248,7 @@ def load_state(folder: Path, problem: Problem, *, runs: int = 1) -> State:
 
 
 def read_state(folder: Path, problem: Problem) -> State:
-    """The latest checkpoint; nothing is changed."""
+    """Return the latest checkpoint, and change nothing."""
     if not (folder / STATE).exists():
         raise ValueError(f"{folder} has no {STATE} yet; `fedncv resume {folder}` trains it")
     tensors, header = _read(folder / STATE)
@@ -256,21 +257,19 @@ def read_state(folder: Path, problem: Problem) -> State:
 
 
 def _check_config(folder: Path, header: dict[str, Any], problem: Problem) -> None:
-    """Raise ValueError unless the run is the one that was begun; machine and measurement settings may have changed."""
+    """Raise ValueError if settings differ from the checkpoint's; machine and measurement settings may differ."""
     ours, theirs = problem.config, from_dict(tomllib.loads(header["config"]), where=str(folder / STATE))
     begun, now = header.get("method") or _in_full(theirs.method), _in_full(ours.method)
     differing = differences(theirs, ours, but=named("machine", "measurement"))
-    if begun == now:  # the same method, written in other words
+    if begun == now:  # the same method, spelled differently
         differing.pop("method", None)
     if differing:
         words = ", ".join(f"{name} {before!r}, now {after!r}" for name, (before, after) in differing.items())
-        raise ValueError(
-            f"{folder / STATE} belongs to another config than {folder / CONFIG} ({words}); restore the one or the other"
-        )
+        raise ValueError(f"{folder / STATE} does not match {folder / CONFIG} ({words}); restore one of them")
     if begun != now:
         raise ValueError(
-            f"{folder} was begun as {begun}, but {ours.method!r} stands for {now} in this version of fedncv; "
-            f'to go on as it was begun, write method = "{begun}" into {folder / CONFIG}'
+            f"{folder} was started as {begun}, but {ours.method!r} means {now} in this version of fedncv; "
+            f'to resume it as it was, write method = "{begun}" into {folder / CONFIG}'
         )
 
 
@@ -302,9 +301,9 @@ def _checksum(tensors: dict[str, Tensor]) -> int:
 
 
 def _packed(tree: Any) -> Any:
-    """The tree with every dictionary of clients stacked, so that it is a few tensors and not thousands.
+    """Return the tree with every dictionary of clients stacked: a few tensors instead of thousands.
 
-    Of rows in a file it has their names alone.
+    For rows in a file it holds only their names.
     """
     if isinstance(tree, Rows) and tree:
         clients = sorted(tree)
@@ -341,7 +340,7 @@ class _Stored(NamedTuple):
 
 
 def _fill(template: Any, path: str, stored: _Stored) -> Any:
-    """The tree of the template's form with the stored leaves; a dictionary of clients has those it was stored with."""
+    """Return a tree of the template's form with the stored leaves; a dictionary has the clients that were stored."""
     if isinstance(template, Tensor):
         return stored.tensors[path].to(template.device)
     if isinstance(template, Rows | dict):
@@ -358,7 +357,7 @@ def _fill_rows(template: Any, path: str, stored: _Stored) -> Any:
     if not ids:
         return template if isinstance(template, Rows) else {}
     like = template.file.like if isinstance(template, Rows) else next(iter(template.values()), None)
-    like = torch.empty(0, device=stored.device) if like is None else like  # rows of memory, unless it says otherwise
+    like = torch.empty(0, device=stored.device) if like is None else like  # no example: each row is one tensor
     if f"{path}.names" in stored.tensors:
         return _find_rows(like, path, ids, stored)
     rows = _fill(like, f"{path}.rows", stored)
@@ -366,7 +365,7 @@ def _fill_rows(template: Any, path: str, stored: _Stored) -> Any:
 
 
 def _find_rows(like: Any, path: str, ids: list[int], stored: _Stored) -> Rows:
-    """The rows that the checkpoint names, in their file."""
+    """Return the rows that the checkpoint names, from their file."""
     names = [bytes(name.tolist()) for name in stored.tensors[f"{path}.names"]]
     file = RowFile(stored.device, like=like, form=stored.numbers[f"{path}.form"])
     place = stored.folder / _rows_name(path.removeprefix("state."))
@@ -378,7 +377,7 @@ def _find_rows(like: Any, path: str, ids: list[int], stored: _Stored) -> Rows:
         raise ValueError(f"cannot read {place}: {error.strerror}; {remedy}") from None
     for u, name in zip(ids, names, strict=True):
         if name not in slots:
-            raise ValueError(f"{place} has lost the row of client {u} that {STATE} stands for; {remedy}")
+            raise ValueError(f"{place} lacks the row of client {u} that {STATE} refers to; {remedy}")
     return Rows(file, {u: slots[name] for u, name in zip(ids, names, strict=True)})
 
 

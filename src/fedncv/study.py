@@ -1,8 +1,8 @@
-"""A study: settings × columns × methods × seeds, and the file that says so.
+"""A study: settings × columns × methods × seeds, and the file that describes it.
 
-A study is a folder of runs, `<out>/<column>/<method>-seed<k>`, with `study.toml` at its root: complete and
-resolved, so that the same command goes on with it and a reader can repeat it. A column of its table is a
-dataset, or a dataset at one number of clients or one variant of the settings where the study varies those.
+A study is a folder of runs, `<out>/<column>/<method>-seed<k>`, with `study.toml` at its root. The file holds all
+settings, so that the same command resumes the study and a reader can repeat it. A column of its table is a dataset,
+or a dataset with one number of clients or one variant of the settings, if the study varies those.
 """
 
 import json
@@ -14,14 +14,14 @@ from fedncv.config import RunConfig, Settings, differences, from_dict, named, re
 
 FILE = "study.toml"
 TUNING = "tuning"  # the folder of the tuning runs, beside the columns
-PARTITION = "partition.json"  # in a column's folder: who holds what, for the report
+PARTITION = "partition.json"  # in a column's folder: the clients' samples per class, for the report
 
-SEVERAL = {"datasets": str, "methods": str, "seeds": int, "clients": int}  # fields of a study that are lists, of what
-NEUTRAL = named("machine", "measurement")  # settings that do not change what a run is
+SEVERAL = {"datasets": str, "methods": str, "seeds": int, "clients": int}  # fields that are lists, and of which type
+NEUTRAL = named("machine", "measurement")  # settings that do not change the numbers of a run
 
 
 class Tuning(NamedTuple):
-    """The same runs for every method, on seeds that are not reported."""
+    """Runs that choose the learning rate: the same for every method, on seeds that are not reported."""
 
     grid: tuple[float, ...] = (0.01, 0.03, 0.1)
     seeds: tuple[int, ...] = (1000, 1001)
@@ -29,7 +29,7 @@ class Tuning(NamedTuple):
 
 
 class Cell(NamedTuple):
-    folder: Path  # relative to the study's
+    folder: Path  # relative to the study's folder
     config: RunConfig
 
 
@@ -42,15 +42,15 @@ class Study:
     methods: tuple[str, ...]
     seeds: tuple[int, ...]
     clients: tuple[int, ...] = ()
-    """Several numbers of clients make a column each; the clients drawn a round grow in proportion."""
+    """Each of several numbers of clients is a column; the clients drawn per round grow in proportion."""
     variants: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Name -> what it sets: a column each, in place of the plain settings."""
+    """Name -> the settings it changes. Each variant is a column, in place of the plain settings."""
     tuning: Tuning | None = None
     lr: dict[str, dict[str, float]] = field(default_factory=dict)
-    """column -> method -> learning rate that tuning chose; where there is none, the settings' holds."""
+    """column -> method -> learning rate chosen by tuning; without one, the learning rate of the settings holds."""
 
     def columns(self) -> dict[str, Settings]:
-        """Column -> its settings, by its folder's name."""
+        """Return the settings of each column, by the name of its folder."""
         found: dict[str, Settings] = {}
         for data in self.datasets:
             plain = replace(self.settings, data=data)
@@ -65,7 +65,7 @@ class Study:
         return found
 
     def cells(self) -> list[Cell]:
-        """Every reported run, the seeds of one method together."""
+        """Return every reported run, with the seeds of one method together."""
         return [
             _cell(Path(column), settings, method, seed, self.lr.get(column, {}).get(method))
             for column, settings in self.columns().items()
@@ -74,34 +74,34 @@ class Study:
         ]
 
     def tuning_cells(self, column: str, method: str, lr: float) -> list[Cell]:
-        """The runs that decide whether ``method`` takes ``lr`` in ``column``; measured at their end only."""
+        """Return the runs that score ``lr`` for ``method`` in ``column``; they are measured only at their end."""
         assert self.tuning is not None
         settings = replace(self.columns()[column], eval_every=0, after_every=0, probe="")
         where = Path(TUNING) / column / f"lr-{lr:g}"
         return [_cell(where, settings, method, seed, lr) for seed in self.tuning.seeds]
 
     def untuned(self) -> list[tuple[str, str]]:
-        """(column, method) pairs whose learning rate is still to be chosen."""
+        """Return the (column, method) pairs whose learning rate is not chosen yet."""
         if self.tuning is None:
             return []
         return [(c, m) for c in self.columns() for m in self.methods if m not in self.lr.get(c, {})]
 
     def check(self) -> None:
-        """Raise ValueError where the plan is wrong. ``studies.cells.check_study`` checks the names in it too."""
+        """Raise ValueError if the plan is wrong. ``studies.cells.check_study`` also checks the names in it."""
         for name in ("datasets", "seeds"):
             values = getattr(self, name)
             if not values:
-                raise ValueError(f"nothing to run: give at least one of --{name}")
+                raise ValueError(f"nothing to run: give at least one value to --{name}")
             if len(set(values)) < len(values):
-                raise ValueError(f"--{name} names one twice: {' '.join(map(str, values))}")
+                raise ValueError(f"--{name} repeats a value: {' '.join(map(str, values))}")
         if self.variants and len(self.clients) > 1:
-            raise ValueError(f"{self.name} has columns of its own: leave --clients at one number")
+            raise ValueError(f"{self.name} has its own columns; give only one number to --clients")
         if len(set(self.methods)) < len(self.methods):
-            raise ValueError(f"--methods names one twice: {' '.join(self.methods)}")
+            raise ValueError(f"--methods repeats a value: {' '.join(self.methods)}")
         if self.tuning is not None:
             both = set(self.seeds) & set(self.tuning.seeds)
             if both:
-                raise ValueError(f"seed {min(both)} is for tuning; reported seeds must be others")
+                raise ValueError(f"seed {min(both)} is used for tuning and cannot be reported; choose other seeds")
         for cell in self.cells():
             cell.config.check()
 
@@ -121,7 +121,7 @@ def folder_name(config: RunConfig) -> str:
 
 
 def to_toml(study: Study, extra: dict[str, dict[str, str]] | None = None) -> str:
-    """All of it; ``extra`` holds tables of words, such as the versions it was made with."""
+    """Return the study as TOML; ``extra`` holds tables of text, such as the versions it was made with."""
     lines = [f"name = {_toml(study.name)}", f"title = {_toml(study.title)}"]
     lines += [f"{name} = {_toml(list(getattr(study, name)))}" for name in SEVERAL]
     tables: dict[str, dict[str, Any]] = {"settings": asdict(study.settings)}
@@ -140,12 +140,12 @@ def _key(name: str) -> str:
 
 
 def _toml(value: Any) -> str:
-    # TOML's strings, numbers and lists of one line are written as JSON writes them
+    # one-line strings, numbers and lists are the same in TOML and JSON
     return json.dumps(value, ensure_ascii=False)
 
 
 def read_study(folder: Path) -> Study:
-    """The study in ``folder``; a field that is missing or foreign is named."""
+    """Return the study in ``folder``. Raise ValueError with the field that is missing or wrong."""
     where = folder / FILE
     values = read_toml(where)
     try:
@@ -161,21 +161,19 @@ def read_study(folder: Path) -> Study:
             lr=values.get("lr", {}),
         )
     except (KeyError, TypeError) as error:
-        raise ValueError(f"{where} is not a study: {error} is missing or of a wrong kind") from None
+        raise ValueError(f"{where} is not a study: {error} is missing or has the wrong type") from None
 
 
 def _several(where: Path, values: dict[str, Any], name: str) -> tuple[Any, ...]:
     kind, found = SEVERAL[name], values[name]
     if not isinstance(found, list) or any(type(each) is not kind for each in found):
         words = {str: "names", int: "whole numbers"}[kind]
-        raise ValueError(
-            f"{where}: {name} is {found!r} where a list of {words} belongs; restore it, or mend it by hand"
-        )
+        raise ValueError(f"{where}: {name} must be a list of {words}, not {found!r}; restore the file, or correct it")
     return tuple(found)
 
 
 def extend(old: Study, new: Study, *, where: Path) -> Study:
-    """``old`` with the datasets, methods and seeds of ``new`` added; another protocol is refused by field."""
+    """Return ``old`` with the datasets, methods and seeds of ``new``. Raise ValueError if the protocols differ."""
     changed = differences(old.settings, new.settings, but=("data", *NEUTRAL))
     differing = [f"{name} {before!r} → {after!r}" for name, (before, after) in changed.items()]
     if len(old.clients) <= 1 < len(new.clients) or len(new.clients) <= 1 < len(old.clients):

@@ -53,7 +53,7 @@ def test_help_explains_every_setting(capsys):
     with pytest.raises(SystemExit):
         main(["run", "--help"])
     text = re.sub(r"\W+", " ", capsys.readouterr().out)
-    for words in ("Local learning rate above 0", "Clients drawn for a round from 1 to all", "default 100"):
+    for words in ("Local learning rate above 0", "Clients drawn per round from 1 to all", "default 100"):
         assert words in text
 
 
@@ -123,9 +123,9 @@ def test_folders_are_named_after_method_and_seed():
 MISTAKES = [
     (["runn"], "unknown command 'runn'; did you mean 'run'"),
     (["run", "--rouds", "3"], "--rouds, 3; perhaps you meant --rounds"),
-    (["run", "--rounds", "many"], "--rounds is a whole number, not 'many'"),
-    (["run", "--lr", "abc"], "--lr is a number, not 'abc'"),
-    (["run", "--seeds", "0", "a"], "--seeds cannot be '0', 'a'"),
+    (["run", "--rounds", "many"], "--rounds must be a whole number, not 'many'"),
+    (["run", "--lr", "abc"], "--lr must be a number, not 'abc'"),
+    (["run", "--seeds", "0", "a"], "--seeds takes numbers separated by spaces, not '0', 'a'"),
     (["run", "--method", "fedavgg"], "unknown method 'fedavgg'; did you mean 'fedavg'"),
     (["run", "--lr", "-1"], "lr must be above 0"),
     (["run", "--partition", "dirichlet:alpha=0"], "alpha"),
@@ -136,30 +136,33 @@ MISTAKES = [
     (["run", "--config", "nowhere.toml"], "cannot read nowhere.toml: No such file"),
     (["run", "--method", "fedavg", "fedper+momentum"], "needs a model that all clients share"),
     (["run", "--device", "toaster"], "unknown device 'toaster'"),
-    (["run", "--device", "mps"], "unknown device 'mps'; use cpu, cuda, or one GPU of several, as cuda:0"),
-    (["run", "--device", "tpu"], "unknown device 'tpu'; use cpu, cuda, or one GPU of several, as cuda:0"),
-    (["run", "--device", "cpu:7"], "unknown device 'cpu:7'; use cpu, cuda, or one GPU of several, as cuda:0"),
-    (["run", "--method", "fedavg,fedprox:mu=0.1"], "spaces between them: --method fedavg fedprox:mu=0.1"),
-    (["run", "--device", "cuda:x"], "unknown device 'cuda:x'; use cpu, cuda, or one GPU of several, as cuda:0"),
+    (["run", "--device", "mps"], "unknown device 'mps'; use cpu, cuda, or one of several GPUs, such as cuda:0"),
+    (["run", "--device", "tpu"], "unknown device 'tpu'; use cpu, cuda, or one of several GPUs, such as cuda:0"),
+    (["run", "--device", "cpu:7"], "unknown device 'cpu:7'; use cpu, cuda, or one of several GPUs, such as cuda:0"),
+    (
+        ["run", "--method", "fedavg,fedprox:mu=0.1"],
+        "separate several names with spaces: --method fedavg fedprox:mu=0.1",
+    ),
+    (["run", "--device", "cuda:x"], "unknown device 'cuda:x'; use cpu, cuda, or one of several GPUs, such as cuda:0"),
     (["run", "--method", "fedavg,fedprox:mu=1,"], "--method fedavg fedprox"),
-    (["run", "fedavg"], "unexpected: fedavg; every value comes after its option"),
+    (["run", "fedavg"], "unexpected value: fedavg; write each value after its option"),
     (["run", "--rounds"], "--rounds needs a value"),
-    (["run", "--seeds", "0,1"], "--seeds cannot be '0,1'; it takes numbers, with spaces between them"),
-    (["variance", "fedavg,fedvarp"], "write several with spaces between them: fedncv variance fedavg fedvarp"),
+    (["run", "--seeds", "0,1"], "--seeds takes numbers separated by spaces, not '0,1'"),
+    (["variance", "fedavg,fedvarp"], "separate several names with spaces: fedncv variance fedavg fedvarp"),
     (
         ["run", "--task", "regression"],
         "cannot compare outputs of shape (2, 10) with targets of shape (2,)",
     ),
     (["run", "--method", "fedavg", "fedavg"], "fedavg-seed0 is named twice; give every method and every seed once"),
-    (["run", "--engine", "compiled"], "fedncv: --engine compiled is gone; use --layers compiled (fedncv run"),
+    (["run", "--engine", "compiled"], "fedncv: use --layers compiled instead of --engine compiled (fedncv run"),
     (["run", "--engine", "stacked", "--layers", "compiled"], "layers=compiled is for the CPU, not for engine=stacked"),
     (["run", "--seeds"], "at least one"),
-    (["show", "nowhere"], "there is no folder nowhere; fedncv run and fedncv study make one"),
+    (["show", "nowhere"], "there is no folder nowhere; fedncv run and fedncv study create one"),
     (["show", "."], "holds no run"),
-    (["resume"], "fedncv resume needs another word: A run, or a folder of runs."),
+    (["resume"], "fedncv resume needs an argument: A run, or a folder of runs."),
     (["export", "."], "holds no run"),
     (["partition", "--seed", "-1"], "seed must be from 0 to 2^64 - 1, not -1"),
-    (["partition", "--out", "picture"], "--out picture does not say which format; end it with .png"),
+    (["partition", "--out", "picture"], "--out picture has no suffix; end it with .png"),
 ]
 
 
@@ -187,11 +190,11 @@ def test_a_run_that_cannot_go_on_here_says_where_it_can(tmp_path, monkeypatch, c
     assert main(["resume", made(tmp_path / "a", device="cuda")]) == 2
     said = capsys.readouterr().err  # resume has no --device
     assert "torch sees no GPU; use device cpu, or run on a machine with a GPU" in said
-    assert f"(it stands in {tmp_path / 'a' / CONFIG})" in said
+    assert f"(set in {tmp_path / 'a' / CONFIG})" in said
     folder = made(tmp_path / "fed" / "server" / "runs" / "first", data=CUSTOM)
     (tmp_path / "fed" / "server" / "server.toml").touch()
     assert main(["resume", folder]) == 2
-    assert f"go on with `fedncv federation resume {tmp_path / 'fed'} --name first`" in capsys.readouterr().err
+    assert f"resume it with `fedncv federation resume {tmp_path / 'fed'} --name first`" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["run", "study", "variance", "resume"])
@@ -228,7 +231,7 @@ def test_a_folder_that_is_not_there_is_named_with_the_one_that_is(tmp_path, caps
         assert main([command, folder.replace("fedavg", "fedavgg")]) == 2
         assert f"fedavgg-seed0; did you mean {folder}?" in capsys.readouterr().err
         assert main([command, str(tmp_path / "notes")]) == 2
-        assert f"notes is a file; name a folder of runs, as {tmp_path}" in capsys.readouterr().err
+        assert f"notes is a file; name a folder of runs, such as {tmp_path}" in capsys.readouterr().err
 
 
 def test_runs_and_studies_are_not_mixed_in_one_folder(tmp_path, capsys):
@@ -237,9 +240,9 @@ def test_runs_and_studies_are_not_mixed_in_one_folder(tmp_path, capsys):
     (tmp_path / "study" / FILE).touch()
     study = ["study", "smoke", "--methods", "fedavg", "--seeds", "1"]
     for words, out, message in (
-        (["run"], run, f"{run} is a run, and holds no others; choose another --out"),
-        (study, run, f"{run} is a run, and holds no others; choose another --out"),
-        (study, tmp_path / "runs", f"{run} is a run of its own, and no part of a study; choose another --out"),
+        (["run"], run, f"{run} is a run, so it cannot hold other runs; choose another --out"),
+        (study, run, f"{run} is a run, so it cannot hold other runs; choose another --out"),
+        (study, tmp_path / "runs", f"{run} is a single run, not part of a study; choose another --out"),
         (["run"], tmp_path / "study", f"{tmp_path / 'study'} holds a study"),
     ):
         before = sorted(tmp_path.rglob("*"))
@@ -254,7 +257,7 @@ def test_an_out_that_is_a_file_is_named(tmp_path, capsys):
         assert main([*words, *QUICK, "--out", str(tmp_path / "notes")]) == 2
         said = capsys.readouterr().err
         assert said.startswith(f"fedncv: {tmp_path / 'notes'}")
-        assert "choose another place" in said
+        assert "choose another path" in said
 
 
 @pytest.mark.parametrize("command", ["show", "resume", "export", "variance"])
@@ -271,7 +274,7 @@ def test_a_run_of_another_version_says_so(command, tmp_path, capsys):
 def test_export_of_a_folder_of_runs_names_one_of_them(tmp_path, capsys):
     folder = made(tmp_path / "fedavg-seed0")
     assert main(["export", str(tmp_path)]) == 2
-    assert f"{tmp_path} is not a run; name one, as {folder}" in capsys.readouterr().err
+    assert f"{tmp_path} is not a run; name one, such as {folder}" in capsys.readouterr().err
 
 
 def test_a_bar_is_for_a_terminal_alone(monkeypatch, capsys):
@@ -288,7 +291,7 @@ def test_show_of_a_study_says_where_its_runs_are(tmp_path, capsys):
     folder.mkdir(parents=True)
     (folder / "config.toml").write_text("")
     assert main(["show", str(tmp_path)]) == 2
-    assert f"name a folder of runs, as {tmp_path / 'digits'}, or see fedncv report" in capsys.readouterr().err
+    assert f"name a folder of runs, such as {tmp_path / 'digits'}, or see fedncv report" in capsys.readouterr().err
 
 
 def test_one_diverged_run_does_not_stop_the_others(tmp_path, capsys):
@@ -306,8 +309,8 @@ def test_one_damaged_run_is_named_and_the_others_have_their_table(tmp_path, caps
     assert main(["run", *QUICK, "--method", "fedavg", "fedper", "--out", str(out)]) == 0
     (out / "fedavg-seed0" / METRICS).write_text("damaged\n")
     for command, message in (
-        ("show", ", line 1, is not a row of metrics: it is no JSON; restore it"),
-        ("resume", " was changed, or has lost rows"),
+        ("show", ", line 1, is not a row of metrics: it is not JSON; restore it"),
+        ("resume", " was edited, or lacks rows"),
     ):
         capsys.readouterr()
         assert main([command, str(out)]) == 2
@@ -324,7 +327,7 @@ def test_a_run_whose_rows_were_changed_is_no_success_and_loses_nothing(tmp_path,
     path.write_bytes(changed)
     capsys.readouterr()
     assert main(["resume", str(tmp_path)]) == 2
-    assert f"{path} was changed, or has lost rows" in capsys.readouterr().err
+    assert f"{path} was edited, or lacks rows" in capsys.readouterr().err
     assert path.read_bytes() == changed
 
 
@@ -397,7 +400,7 @@ def test_a_stopped_run_is_resumed_to_the_same_bytes(how, tmp_path):
     stopped = tmp_path / "stopped" / "fedavg-seed0"
     if how == signal.SIGINT:
         assert process.returncode == 130
-        assert error.strip() == f"stopped; nothing is lost. Go on with:  fedncv resume {tmp_path / 'stopped'}"
+        assert error.strip() == f"stopped; nothing is lost. Resume with:  fedncv resume {tmp_path / 'stopped'}"
         rows = len(read_rows(stopped))
     resumed = fedncv("resume", tmp_path / "stopped")
     _, error = resumed.communicate(timeout=120)

@@ -38,7 +38,7 @@ def test_what_is_at_hand_is_said(capsys, tmp_path):
 def test_one_dataset_says_what_to_put_where(capsys):
     assert main(["cifar100"]) == 0
     text = capsys.readouterr().out
-    assert "by hand: put train, test into " in text
+    assert "manual installation: put train, test into " in text
     assert "hub id: uoft-cs/cifar100" in text
     assert "md5: 16019d7e3df5f24257cddd939b257f8d  train" in text
 

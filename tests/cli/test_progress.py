@@ -185,7 +185,7 @@ def test_a_log_says_that_it_is_at_work_where_nothing_happens(monkeypatch, said):
     first, *others = said()
     assert first == "round 1"
     assert others
-    assert all(re.fullmatch(r"still at work, \d+ s after: round 1", line) for line in others)
+    assert all(re.fullmatch(r"still running, \d+ s since: round 1", line) for line in others)
     time.sleep(0.2)
     assert said() == []
 

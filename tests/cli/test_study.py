@@ -115,9 +115,9 @@ def test_a_dry_run_says_what_it_costs_and_leaves_nothing(tmp_path, capsys, monke
     words = ["--methods", "fedavg", "--seeds", "2", "--dry-run", "--tune", "--tuning-seeds", "1"]
     assert main(["study", "smoke", *QUICK, *words]) == 0
     text = capsys.readouterr().out
-    assert "2 runs, 3 for tuning" in text
+    assert "2 runs, 3 more for tuning" in text
     assert " 8,086 " in text  # 5 runs of 3 rounds, 2 of 5 clients, 1 epoch, of 1,797 · 0.75
-    assert "in all" in text
+    assert "total" in text
     assert not (tmp_path / "runs").exists()
 
 
@@ -147,19 +147,19 @@ MISTAKES = [
         ["study", "smoke", "--tune", "--tuning-lr", "0.1", "-1"],
         "--tuning-lr must be above 0 and finite",
     ),
-    (["study", "smoke", "--tune", "--tuning-lr", "0.1", "0.1"], "--tuning-lr names one twice: 0.1 0.1"),
+    (["study", "smoke", "--tune", "--tuning-lr", "0.1", "0.1"], "--tuning-lr repeats a value: 0.1 0.1"),
     (
         ["study", "smoke", "--seeds", "0", "1"],
-        "--seeds 0 1: a study takes the number of seeds; --seeds 3 is 0, 1 and 2",
+        "--seeds 0 1: a study takes the number of seeds; --seeds 3 means 0, 1 and 2",
     ),
     (
         ["study", "smoke", "--methods", "fedavg,fedper"],
-        "write several with spaces between them: --methods fedavg fedper",
+        "separate several names with spaces: --methods fedavg fedper",
     ),
     (["study", "smoke", "--datasets", "digits,mnist"], "--datasets digits mnist"),
-    (["study", "smoke", "--methods"], "nothing to run: give at least one of --methods"),
-    (["study", "smoke", "--data", "mnist"], "a study names its data with --datasets"),
-    (["study", "smoke", "--jobs", "0", "--dry-run"], "--jobs is a number of processes, at least 1, not 0"),
+    (["study", "smoke", "--methods"], "nothing to run: give at least one value to --methods"),
+    (["study", "smoke", "--data", "mnist"], "a study takes --datasets"),
+    (["study", "smoke", "--jobs", "0", "--dry-run"], "--jobs must be at least 1, not 0"),
     (["report", "nowhere"], "there is no folder nowhere"),
     (["report", "."], "holds no run (no config.toml in or below it); make some with fedncv run or study"),
     (["report", ".", "--target", "80"], "from 0 to 1, not 80"),
@@ -197,7 +197,7 @@ def test_a_stopped_study_goes_on_to_the_same_bytes(tmp_path):
     stopped.send_signal(signal.SIGINT)
     _, error = stopped.communicate(timeout=60)
     assert stopped.returncode == 130
-    assert error.strip() == "stopped; nothing is lost. Go on with the same command."
+    assert error.strip() == "stopped; nothing is lost. Resume with the same command."
     assert main(["report", str(tmp_path / "stopped")]) == 0  # a page while it is under way
     assert "not started" in (tmp_path / "stopped/report.html").read_text()
     for out in ("stopped", "whole"):
@@ -223,7 +223,7 @@ def test_of_several_processes_one_that_fails_leaves_its_runs_named(tmp_path, cap
     assert "fedper-seed0: " in error
     assert "2 of 2 runs are unfinished: " in error
     assert f"{out}/digits/fedper-seed0 after round 1 of 3, {out}/digits/fedper-seed1 after round 1 of 3; " in error
-    assert "the same command goes on with them" in error
+    assert "the same command resumes them" in error
     assert "are done" not in error
 
 
@@ -246,7 +246,7 @@ def test_a_killed_process_is_named_and_the_same_command_goes_on(tmp_path):
     os.kill(_who_holds(out / "digits/fedavg-seed0"), signal.SIGKILL)
     _, error = process.communicate(timeout=300)
     assert process.returncode == 2
-    assert "the process that ran fedavg-seed0 ended with code -9 (-9 is a kill, mostly for want of memory" in error
+    assert "the process that ran fedavg-seed0 ended with code -9 (-9 means killed, usually out of memory" in error
     assert f"1 of 2 runs are unfinished: {out}/digits/fedavg-seed0 after round " in error
     again = run()
     _, error = again.communicate(timeout=300)
@@ -272,7 +272,7 @@ def test_a_run_with_other_settings_in_a_studys_place_is_refused(tmp_path, capsys
     config.write_text(config.read_text().replace("rounds = 3", "rounds = 4"))
     capsys.readouterr()
     assert study(out, "--seeds", "1") == 2
-    assert "holds a run with other settings than the study's" in capsys.readouterr().err
+    assert "holds a run whose settings differ from the study's" in capsys.readouterr().err
 
 
 def test_a_study_goes_on_with_rows_elsewhere(tmp_path):

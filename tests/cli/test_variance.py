@@ -68,7 +68,7 @@ def test_a_run_is_its_own_reference_and_gives_its_settings(tmp_path, capsys):
         (["fedavg", "--draws", "2"], "at least 10"),
         (["fedavg", "--reference", "nobody"], "unknown method 'nobody'"),
         (["--show", "nowhere.jsonl"], "cannot read nowhere.jsonl"),
-        (["fedavg", "--data", "custom"], "begun from Python with a data of its own"),
+        (["fedavg", "--data", "custom"], "started from Python with a custom data"),
     ],
 )
 def test_a_mistake_gets_one_line_and_leaves_nothing_behind(argv, word, tmp_path, capsys):
@@ -85,7 +85,7 @@ def test_without_rounds_there_is_no_path_and_a_file_is_no_folder(tmp_path, capsy
     assert "rounds is 0: there is no path to follow" in capsys.readouterr().err
     (tmp_path / "file").touch()
     assert main("fedavg", *SMALL, "--out", str(tmp_path / "file")) == 2
-    assert f"{tmp_path / 'file'}: File exists; choose another place" in capsys.readouterr().err
+    assert f"{tmp_path / 'file'}: File exists; choose another path" in capsys.readouterr().err
 
 
 def test_stopping_keeps_the_rows_so_far(tmp_path, capsys, monkeypatch):

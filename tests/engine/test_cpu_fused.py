@@ -333,7 +333,7 @@ def test_a_run_that_goes_on_in_other_layers_says_so_and_its_clocks_know_which(tm
     assert not capsys.readouterr().err
     monkeypatch.setattr("fedncv.engine.cpu_fused.library", lambda _: None)
     resume(tmp_path / "run", **given)
-    assert "run: compiled layers until round 1, torch's ones from here on; they agree to rounding" in (
+    assert "run: compiled layers until round 1, torch's layers from now on; they agree up to rounding" in (
         capsys.readouterr().err
     )
     clocks = [json.loads(line) for line in (tmp_path / "run" / "timing.jsonl").read_text().splitlines()]

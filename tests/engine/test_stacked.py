@@ -250,7 +250,7 @@ def test_a_model_that_cannot_be_stacked_is_refused_with_its_reason():
         def forward(self, x):
             return super().forward(x if bool(x.sum() > 0) else -x)
 
-    with pytest.raises(CannotStackError, match="see each other"):
+    with pytest.raises(CannotStackError, match="mixes the samples"):
         StackedEngine([tiny("fedavg", model=Sees)])
     with pytest.raises(CannotStackError):
         StackedEngine([tiny("fedavg", model=Branches)])

@@ -56,7 +56,7 @@ def test_init_writes_a_part_for_each_machine(tmp_path, capsys):
         (["init", "x", "--data", "digts"], "did you mean 'digits'"),
         (["run", "x", "--dropout", "0.5"], "--dropout 0.5: real clients fail by themselves; leave --dropout out"),
         (["run", "x", "--engine=stacked"], "--engine stacked: every client trains by itself"),
-        (["run", "x", "--data-dir", "y"], "--data-dir y: the clients' samples are there since"),
+        (["run", "x", "--data-dir", "y"], "--data-dir y: `fedncv federation init` has already divided the samples"),
         (["run", "x", "--sampling", "available"], "invalid choice 'available' for argument '--sampling'"),
         (["client", "nowhere"], "there is no nowhere/client.toml"),
     ],
@@ -144,5 +144,5 @@ def test_up_run_status_down(tmp_path):
         assert "run first: scaffold, round 2 of 2, finished" in said
         assert said.count("connected") == 2
     finally:
-        assert "ended client 1, client 0, server" in fedncv("down", "trial")
+        assert "stopped client 1, client 0, server" in fedncv("down", "trial")
     assert "nothing ran" in fedncv("down", "trial")

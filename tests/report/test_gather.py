@@ -72,7 +72,7 @@ def test_metrics_damaged_in_the_middle_are_named_and_the_rest_is_shown(study, tm
     results = gather(tmp_path)
     (missing,) = results.missing
     assert missing[:4] == ("cifar10", "fedavg", 2, "unreadable")
-    assert missing.reason.startswith(f"{path}, line 6, is not a row of metrics: it is no JSON; ")
+    assert missing.reason.startswith(f"{path}, line 6, is not a row of metrics: it is not JSON; ")
     assert results.num_finished == 8
     assert capsys.readouterr().err == f"left out: {missing.reason}\n"
 
@@ -164,7 +164,7 @@ def test_nothing_to_report_is_said_in_one_line(study, tmp_path):
     with pytest.raises(ValueError, match=r"no finished run.*: fedavg seed 0 is unfinished \(round 3 of 20\)"):
         gather(tmp_path)
     (tmp_path / "run/config.toml").write_text("?")
-    with pytest.raises(ValueError, match=r"no finished run.*: run is unreadable \(.*config.toml is not TOML"):
+    with pytest.raises(ValueError, match=r"no finished run.*: run is unreadable \(.*config.toml is not valid TOML"):
         gather(tmp_path)
 
 

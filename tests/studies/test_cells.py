@@ -121,7 +121,9 @@ def test_a_run_that_has_not_begun_takes_the_new_device(tmp_path):
     assert read_run(folder).config == cell.config
     store.create(tmp_path / "other", cell.config)
     other = RunConfig(**vars(cell.config) | {"rounds": 9})
-    with pytest.raises(ValueError, match=r"other settings than the study's \(rounds 4, not 9\); choose another --out"):
+    with pytest.raises(
+        ValueError, match=r"whose settings differ from the study's \(rounds 4, not 9\); choose another --out"
+    ):
         prepare(tmp_path, [Cell("other", other)])
 
 
@@ -152,7 +154,7 @@ def test_rows_that_were_changed_are_refused_with_their_bytes_and_stop_no_other_r
     path.write_bytes(changed)
     ((failed, error),) = run_folders([one, other, later], watch)
     assert failed == one
-    assert "seed0/metrics.jsonl was changed, or has lost rows that state.safetensors" in str(error)
+    assert "seed0/metrics.jsonl was edited, or lacks rows that state.safetensors" in str(error)
     assert path.read_bytes() == changed
     assert [read_run(folder).status for folder in (other, later)] == ["finished", "finished"]
 

@@ -117,10 +117,10 @@ def test_a_study_file_with_a_gap_is_named(study, tmp_path, lost):
 @pytest.mark.parametrize(
     ("line", "wrong"),
     [
-        ('seeds = [0, "1"]', r"seeds is \[0, '1'\] where a list of whole numbers"),
-        ("seeds = 3", "seeds is 3 where a list of whole numbers"),
-        ('methods = "fedavg"', "methods is 'fedavg' where a list of names"),
-        ("clients = [20.0]", r"clients is \[20.0\] where"),
+        ('seeds = [0, "1"]', r"seeds must be a list of whole numbers, not \[0, '1'\]"),
+        ("seeds = 3", "seeds must be a list of whole numbers, not 3"),
+        ('methods = "fedavg"', "methods must be a list of names, not 'fedavg'"),
+        ("clients = [20.0]", r"clients must be a list of whole numbers, not \[20.0\]"),
     ],
 )
 def test_a_study_file_with_a_list_of_another_kind_is_named(study, tmp_path, line, wrong):
@@ -162,11 +162,11 @@ def test_another_machine_or_measurement_is_no_other_protocol(study, name):
 
 def test_mistakes_are_found_before_a_folder_is_made(study):
     for changes, message in (
-        ({"seeds": ()}, "at least one of --seeds"),
-        ({"datasets": ("digits", "digits")}, "--datasets names one twice"),
-        ({"methods": ("fedavg", "fedavg")}, "--methods names one twice"),
+        ({"seeds": ()}, "at least one value to --seeds"),
+        ({"datasets": ("digits", "digits")}, "--datasets repeats a value"),
+        ({"methods": ("fedavg", "fedavg")}, "--methods repeats a value"),
         ({"methods": ("fedavgg",)}, "did you mean 'fedavg'"),
-        ({"tuning": Tuning(seeds=(0,))}, "seed 0 is for tuning"),
+        ({"tuning": Tuning(seeds=(0,))}, "seed 0 is used for tuning"),
     ):
         with pytest.raises(ValueError, match=message):
             check_study(replace(study, **changes))
@@ -214,7 +214,7 @@ def test_variants_are_columns_of_their_own_and_survive_the_file(study, tmp_path)
     assert read_study(tmp_path) == study
     with pytest.raises(ValueError, match="variants alpha-1, few → none"):
         extend(study, replace(study, variants={}), where=tmp_path)
-    with pytest.raises(ValueError, match="leave --clients at one number"):
+    with pytest.raises(ValueError, match="give only one number to --clients"):
         check_study(replace(study, clients=(10, 20)))
 
 

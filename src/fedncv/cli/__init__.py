@@ -1,4 +1,4 @@
-"""The command line: one file a command. A user's mistake gets one clear line and exit code 2."""
+"""The command line: one file per command. A user's mistake prints one clear line and exits with code 2."""
 
 import errno
 import importlib
@@ -9,16 +9,16 @@ from importlib.metadata import version
 COMMANDS = {
     "run": "train a federation with one or more methods and seeds",
     "study": "run a study of the paper: datasets, methods and seeds in one folder",
-    "report": "write the page, figures and tables of a study or of runs",
-    "resume": "go on with runs that were stopped",
-    "show": "a table and a curve of finished or running runs",
+    "report": "write the web page, figures and tables of a study or of runs",
+    "resume": "resume runs that were stopped",
+    "show": "print a table and a curve of finished or running runs",
     "export": "write a trained model as an ordinary state_dict",
     "variance": "measure the error of the aggregated update, method by method",
-    "methods": "the methods, their knobs and what they reveal",
-    "datasets": "the datasets and where their files belong",
-    "partition": "draw who holds what",
-    "federation": "run between machines that share no data, over Flower",
-    "theory": "decide the paper's propositions by enumeration",
+    "methods": "list the methods, their knobs, and what the server learns from a client",
+    "datasets": "list the datasets, and where to put their files",
+    "partition": "draw which client holds how many samples of each class",
+    "federation": "train across machines that share no data, over Flower",
+    "theory": "test the paper's propositions by enumeration",
 }
 
 
@@ -27,7 +27,7 @@ def usage() -> str:
     lines = [f"  {name:{width}}  {meaning}" for name, meaning in COMMANDS.items()]
     return "\n".join(
         [
-            "usage: fedncv COMMAND [OPTIONS]      (fedncv COMMAND --help says more)",
+            "usage: fedncv COMMAND [OPTIONS]      (fedncv COMMAND --help lists the options)",
             "",
             "Federated learning in which gradient variance is measured, not assumed.",
             "",
@@ -50,10 +50,10 @@ def main(argv: list[str] | None = None) -> int:
         return _command(argv[0], argv[1:])
     except (ValueError, ArithmeticError) as error:
         print(f"fedncv: {error}", file=sys.stderr)
-    except BrokenPipeError:  # the reader of our output left, as `| head` does
+    except BrokenPipeError:  # the reader of our output closed the pipe, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
-        remedy = "make room there" if error.errno == errno.ENOSPC else "choose another place, or change its rights"
+        remedy = "free some space" if error.errno == errno.ENOSPC else "choose another path, or change its permissions"
         print(f"fedncv: {error.filename or 'the system'}: {error.strerror}; {remedy}", file=sys.stderr)
     except KeyboardInterrupt:
         print("fedncv: stopped", file=sys.stderr)

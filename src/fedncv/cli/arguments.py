@@ -1,4 +1,4 @@
-"""Arguments of a command from a dataclass, with tyro; its boxes of errors become one line."""
+"""Parse a command's arguments into a dataclass with tyro, and turn tyro's error boxes into one line."""
 
 import contextlib
 import io
@@ -11,36 +11,36 @@ import tyro
 from fedncv.results import is_run
 
 T = TypeVar("T")
-PLAINER = {  # what Python and tyro say of a value, and what a person reads
-    r"Error parsing (\S+): invalid literal for int\(\) with base 10: (.+)": r"\1 is a whole number, not \2",
-    r"Error parsing (\S+): could not convert string to float: (.+)": r"\1 is a number, not \2",
+PLAINER = {  # messages of Python and tyro -> plain messages
+    r"Error parsing (\S+): invalid literal for int\(\) with base 10: (.+)": r"\1 must be a whole number, not \2",
+    r"Error parsing (\S+): could not convert string to float: (.+)": r"\1 must be a number, not \2",
     r"Error parsing (\S+): Could not find valid parse for arguments: \[(.+)\]": (
-        r"\1 cannot be \2; it takes numbers, with spaces between them"
+        r"\1 takes numbers separated by spaces, not \2"
     ),
     r"Missing value for argument '(\S+)'\. Expected 1 values\.": r"\1 needs a value",
-    r"Unrecognized options: ((?!-).+)": r"unexpected: \1; every value comes after its option",
-    r"invalid choice 'compiled' for argument '--engine'\..*\)\.": "--engine compiled is gone; use --layers compiled",
-    r"Missing from (.+): \S+ (.+) \(required\)": r"\1 needs another word: \2",
+    r"Unrecognized options: ((?!-).+)": r"unexpected value: \1; write each value after its option",
+    r"invalid choice 'compiled' for argument '--engine'\..*\)\.": "use --layers compiled instead of --engine compiled",
+    r"Missing from (.+): \S+ (.+) \(required\)": r"\1 needs an argument: \2",
 }
 
 
 def check_words(option: str, words: tuple[str, ...]) -> None:
-    """ValueError where several names were written as one: a comma is for the knobs, after a colon."""
+    """Raise ValueError if names are separated by commas. Commas only separate knobs, after a colon."""
     for word in words:
         names, colon, knobs = word.partition(":")
         if "," in names:
             apart = names.replace(",", " ") + colon + knobs
-            raise ValueError(f"{word!r} is one word; write several with spaces between them: {option} {apart}")
+            raise ValueError(f"{word!r} is one name; separate several names with spaces: {option} {apart}")
 
 
 def check_out(out: Path) -> None:
-    """ValueError where the folder for runs is a run itself."""
+    """Raise ValueError if the folder for runs is itself a run."""
     if is_run(out):
-        raise ValueError(f"{out} is a run, and holds no others; choose another --out")
+        raise ValueError(f"{out} is a run, so it cannot hold other runs; choose another --out")
 
 
 def parse(kind: type[T], argv: list[str], *, command: str, default: T | None = None) -> T:
-    """``kind`` from the words after the command; ValueError in one line, --help prints and leaves."""
+    """Return a ``kind`` from the words after the command. Raise ValueError with one line; --help prints and exits."""
     said = io.StringIO()
     prog = f"fedncv {command}"
     try:
@@ -55,9 +55,9 @@ def parse(kind: type[T], argv: list[str], *, command: str, default: T | None = N
 
 
 def one_line(box: str, prog: str) -> str:
-    """What the box says and what it suggests, without its frame and without the help it repeats.
+    """Return the message of an error box and its suggestion, without the frame and the repeated help.
 
-    Where the terminal knows no lines the frame is made of minus signs, and the title stands inside.
+    If the terminal cannot draw lines, the frame is made of minus signs and the title is inside it.
     """
     parts: list[list[str]] = [[]]
     for line in box.splitlines():

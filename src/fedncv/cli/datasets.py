@@ -1,4 +1,4 @@
-"""``fedncv datasets``: what can be loaded, what is at hand, and what to put where."""
+"""``fedncv datasets``: list the datasets, which of them are available here, and where to put the files."""
 
 import sys
 from dataclasses import dataclass
@@ -14,19 +14,19 @@ from fedncv.data.cache import open_entry
 from fedncv.data.load import data_folder, find, hub_entry, remedy
 from fedncv.data.table import markdown
 
-COLUMNS = ("name", "dataset", "shape", "classes", "images", "at hand", "description")
+COLUMNS = ("name", "dataset", "shape", "classes", "images", "available", "description")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Args:
-    """The datasets by name, or all about one of them."""
+    """List the datasets, or describe one of them."""
 
     name: Annotated[str, tyro.conf.Positional] = ""
-    """One dataset: its files, checksums, hub id and what was verified."""
+    """Dataset to describe: its files, checksums, hub id and what was verified."""
     data_dir: str = ""
-    """Folder with the original files; without it FEDNCV_DATA, then the cache folder."""
+    """Folder with the original files; empty: $FEDNCV_DATA, then the cache folder."""
     markdown: bool = False
-    """Print Table 2 of the paper, as generated from the registry, for docs/datasets.md."""
+    """Print Table 2 of the paper, generated from the registry, for docs/datasets.md."""
 
 
 def main(argv: list[str]) -> int:
@@ -45,7 +45,7 @@ def main(argv: list[str]) -> int:
 
 
 def at_hand(name: str, entry: Entry, root: Path) -> str:
-    """Whether loading needs a download."""
+    """Return where the dataset is, or "no" if loading needs a download."""
     if not entry.files:
         return "built in"
     if (source := find(entry, root)) is not None:
@@ -60,18 +60,18 @@ def row(name: str, entry: Entry, root: Path) -> tuple[str, ...]:
 
 
 def about(name: str, entry: Entry, root: Path) -> list[str]:
-    """All that is known of one dataset, a fact a line."""
+    """Return all facts about one dataset, one per line."""
     lines = [f"{label}: {value}" for label, value in zip(COLUMNS, row(name, entry, root), strict=True)]
     if entry.files:
-        lines.append(f"by hand: {remedy(entry, root)}")
+        lines.append(f"manual installation: {remedy(entry, root)}")
     if entry.hub:
-        lines.append(f"hub id: {entry.hub.id} (downloaded where no files are found, with the extra hub)")
+        lines.append(f"hub id: {entry.hub.id} (downloaded if no files are found; needs the extra `hub`)")
     lines += [f"md5: {md5}  {file}" for file, md5 in entry.md5.items()]
     return [*lines, f"home: {entry.home}", f"verified: {entry.checked}"]
 
 
 def show(rows: list[tuple[str, ...]]) -> None:
-    """A table on a terminal, tab-separated lines elsewhere."""
+    """Print a table on a terminal, tab-separated lines elsewhere."""
     if sys.stdout.isatty():
         from rich.console import Console
         from rich.table import Table

@@ -1,4 +1,4 @@
-"""fedncv export: the trained model, for anybody's torch."""
+"""fedncv export: write the trained model to a file that any torch program can load."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,19 +21,19 @@ class Arguments:
     Load it with safetensors.torch.load_file and module.load_state_dict.
     """
 
-    run: Annotated[str, tyro.conf.Positional]
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """The folder of one run."""
     client: int = -1
-    """The client whose model it is; -1 is the model that all clients share."""
+    """Client whose model to write; -1: the model that all clients share."""
     to: str = ""
-    """The file to write; empty: model.safetensors in the run's folder."""
+    """File to write; empty: model.safetensors in the run's folder."""
 
 
 def main(argv: list[str]) -> int:
     arguments = parse(Arguments, argv, command="export")
     folder = Path(arguments.run)
     if not is_run(folder):
-        raise ValueError(f"{folder} is not a run; name one, as {runs_in(folder)[0]}")
+        raise ValueError(f"{folder} is not a run; name one, such as {runs_in(folder)[0]}")
     client = None if arguments.client == -1 else arguments.client
     problem = _problem(folder, client)
     state = store.read_state(folder, problem)
@@ -47,13 +47,15 @@ def main(argv: list[str]) -> int:
 
 
 def _problem(folder: Path, client: int | None) -> Problem:
-    """The run's problem; of a federation's run, which says how many samples its clients have, the server's half."""
+    """Return the run's problem; for a federation's run, whose rows list the clients' sizes, the server's half."""
     config = replace(read_config(folder), device="cpu")
     sizes = next(iter(read_rows(folder)), {}).get("sizes")
     if sizes is None:
         return build(config)
     if client is not None:
-        raise ValueError(f"{folder} is a federation's run: what client {client} adds to the shared model stays with it")
+        raise ValueError(
+            f"{folder} is a federation's run: the model of client {client} stays on its machine; leave out --client"
+        )
     from fedncv.flower.folder import read_form
     from fedncv.flower.halves import server_problem
 

@@ -1,4 +1,4 @@
-"""fedncv federation: a real federation over Flower, with TLS and authenticated nodes."""
+"""fedncv federation: run a real federation over Flower, with TLS and authenticated nodes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, make_dataclass
@@ -13,9 +13,9 @@ from fedncv.cli.arguments import parse
 from fedncv.config import RunConfig, named, simulation_only
 from fedncv.spec import nearest
 
-Folder = Annotated[str, tyro.conf.Positional]
+Folder = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
 OF_INIT = named("samples")  # set once for all runs, by `federation init`
-ANSWER_SECONDS = 5.0  # for a server that is up
+ANSWER_SECONDS = 5.0  # a running server answers within this time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,30 +23,30 @@ class Init:
     """Write a federation's folder: certificates, keys, settings, and a dataset divided among the clients."""
 
     folder: Folder
-    """A new folder. server/ goes to the server's machine, clients/0/ to client 0's, and so on."""
+    """A new folder. Copy server/ to the server's machine, clients/0/ to client 0's, and so on."""
     host: str = "127.0.0.1"
-    """Name or address by which clients reach the server; it stands in the certificate."""
+    """Name or address at which clients reach the server; written into the certificate."""
     listen: str = ""
-    """Address the server listens on; empty: the host. 0.0.0.0 is every address of the machine."""
+    """Address the server listens on; empty: the host. 0.0.0.0: every address of the machine."""
     port: int = 0
     """Port of the server; 0: a free one."""
     clients: int = 2
-    """Clients of the federation, at least 1."""
+    """Number of clients, at least 1."""
     data: str = RunConfig.data
-    """A dataset. `fedncv datasets` lists them. Real clients replace their part by samples of their own."""
+    """Dataset name; `fedncv datasets` lists them. Real clients replace their part with their own samples."""
     data_dir: str = RunConfig.data_dir
     """Folder with the datasets' files; empty: $FEDNCV_DATA, then the cache folder."""
     partition: str = RunConfig.partition
-    """Who holds what: dirichlet:alpha=0.1,min_samples=10 or iid. `fedncv partition` draws it."""
+    """Division of samples among clients: dirichlet:alpha=0.1,min_samples=10 or iid. `fedncv partition` draws it."""
     test_share: float = RunConfig.test_share
     """Share of each client's samples kept for testing, at least 0 and below 1."""
     seed: int = RunConfig.seed
-    """Decides the partition and the split; 0 to 2^64 - 1."""
+    """Seed of the partition and the split; 0 to 2^64 - 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Where:
-    """A federation's folder."""
+    """Name the folder of a federation."""
 
     folder: Folder
     """The folder that `fedncv federation init` wrote."""
@@ -54,7 +54,7 @@ class Where:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """Run one machine's part in the foreground, and start it again whenever it ends, until Ctrl-C."""
+    """Run one machine's part in the foreground, and restart it whenever it ends, until Ctrl-C."""
 
     folder: Folder
     """This machine's part: FOLDER/server, or FOLDER/clients/0."""
@@ -62,38 +62,38 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Up:
-    """Start the server and all clients on this machine, in the background; for trial."""
+    """Start the server and all clients on this machine, in the background, to try it out."""
 
     folder: Folder
     """The folder that `fedncv federation init` wrote."""
     seconds: float = 180.0
-    """How long to wait until all clients are connected."""
+    """How long to wait until all clients are connected, in seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Begin(RunConfig):
-    """Train a method on the federation, and wait for it. Settings that a simulation has not are in rules.toml."""
+    """Train a method on the federation and wait for it. Settings that a simulation does not have are in rules.toml."""
 
     folder: Folder
     """The folder that `fedncv federation init` wrote."""
     name: str = "first"
     """Name of the run; its folder is FOLDER/server/runs/NAME."""
     seconds: float = 86400.0
-    """How long to wait for the run; it can be resumed after that."""
+    """How long to wait for the run, in seconds; it can be resumed after that."""
     clients: int = 0
-    """Clients of the federation; 0: all of them."""
+    """Number of clients; 0: all of them."""
     per_round: int = 0
-    """Clients drawn for a round; 0: all of them."""
+    """Clients drawn per round; 0: all of them."""
     sampling: Literal["uniform", "weighted"] = "uniform"
-    """uniform; weighted by samples."""
+    """How clients are drawn: uniformly, or weighted by their number of samples."""
     eval_every: int = RunConfig.eval_every
-    """Each client scores the model as it comes every so many rounds, for its own history.jsonl; 0: never."""
+    """Every so many rounds each client scores the received model, into its own history.jsonl; 0: never."""
     rows: Literal["auto", "memory", "disk"] = "auto"
-    """Where the server's memory of each client lies; auto: on disk if that of all would crowd the memory."""
+    """Where the server stores per-client state; auto: on disk if it would not fit in memory."""
 
 
 def _offered(kind: type[Begin]) -> type[Begin]:
-    """Return the same without options for what has no effect on a federation's run; `_refuse` says why."""
+    """Return ``kind`` without the options that have no effect on a federation's run; `_refuse` says why."""
     hidden = [
         (f.name, Suppress[f.type], f.default)  # type: ignore[misc, name-defined]  # known only at run time
         for f in fields(RunConfig)
@@ -106,14 +106,14 @@ def _offered(kind: type[Begin]) -> type[Begin]:
 
 @dataclass(frozen=True, kw_only=True)
 class Resume:
-    """Go on with a run at the last finished round."""
+    """Resume a run after its last finished round."""
 
     folder: Folder
     """The folder that `fedncv federation init` wrote."""
     name: str = "first"
     """Name of the run."""
     seconds: float = 86400.0
-    """How long to wait for the run."""
+    """How long to wait for the run, in seconds."""
 
 
 def main(argv: list[str]) -> int:
@@ -132,7 +132,7 @@ def usage() -> str:
     width = max(map(len, ACTIONS))
     return "\n".join(
         [
-            "usage: fedncv federation ACTION FOLDER [OPTIONS]      (fedncv federation ACTION --help says more)",
+            "usage: fedncv federation ACTION FOLDER [OPTIONS]      (fedncv federation ACTION --help lists the options)",
             "",
             *(f"  {name:{width}}  {meaning}" for name, (_, meaning) in ACTIONS.items()),
             "",
@@ -180,7 +180,7 @@ def up(argv: list[str]) -> int:
     try:
         there = processes.up(folder, seconds=chosen.seconds)
     except BaseException:
-        processes.down(folder)  # nothing is left running when it did not come up
+        processes.down(folder)  # leave nothing running if the start failed
         raise
     print(f"{folder}: the server is up, and clients {', '.join(map(str, there))} are connected")
     return 0
@@ -192,18 +192,18 @@ def status(argv: list[str]) -> int:
     from fedncv.results import is_run, read_run
 
     folder = Path(parse(Where, argv, command="federation status").folder)
-    read_server_settings(folder / "server")  # a wrong folder is not a server that is down
+    read_server_settings(folder / "server")  # raise for a wrong folder: it is not a server that is down
     try:
         connected, answers = processes.online(folder / "server", seconds=20.0), "answers"
     except ValueError:
         connected, answers = [], "does not answer"
     for name in processes.names(folder):
         pid = processes.group(folder, name)
-        here = "not started here" if pid is None else f"runs here (group {pid})"
+        here = "not started here" if pid is None else f"running here (process group {pid})"
         label, said = ("server", answers) if name == "server" else (f"client {name}", _connected(int(name), connected))
         print(f"{label:10}  {said:15}  {here}")
     for u in sorted(set(connected) - {int(name) for name in processes.names(folder)[1:]}):
-        print(f"client {u:<3}  connected        elsewhere")
+        print(f"client {u:<3}  connected        on another machine")
     for path in sorted((folder / "server" / "runs").glob("*")):
         if is_run(path):
             run = read_run(path)
@@ -220,12 +220,11 @@ def down(argv: list[str]) -> int:
     from fedncv.flower.folder import read_server_settings
 
     folder = Path(parse(Where, argv, command="federation down").folder)
-    if not (folder / "logs").is_dir():  # nothing was ever started here: is it a federation at all?
+    if not (folder / "logs").is_dir():  # nothing was ever started here: check that it is a federation
         read_server_settings(folder / "server")
     ended = processes.down(folder)
-    print(
-        f"{folder}: ended {', '.join(n if n == 'server' else f'client {n}' for n in ended) or 'nothing, nothing ran'}"
-    )
+    names = ", ".join(name if name == "server" else f"client {name}" for name in ended)
+    print(f"{folder}: stopped {names}" if names else f"{folder}: nothing was running")
     return 0
 
 
@@ -250,7 +249,7 @@ def resume(argv: list[str]) -> int:
 
 
 def _refuse(argv: list[str]) -> None:
-    """ValueError for a setting that would have no effect on a run, with its value and the remedy."""
+    """Raise ValueError for a setting that has no effect on a run, with its value and the remedy."""
     reasons = _reasons()
     for word, following in zip(argv, [*argv[1:], ""], strict=True):
         option, _, value = word.partition("=")
@@ -261,11 +260,11 @@ def _refuse(argv: list[str]) -> None:
 
 def _reasons() -> dict[str, str]:
     """Return the settings that have no effect on a federation's run, each with the reason."""
-    return simulation_only() | dict.fromkeys(OF_INIT, "the clients' samples are there since `fedncv federation init`")
+    return simulation_only() | dict.fromkeys(OF_INIT, "`fedncv federation init` has already divided the samples")
 
 
 def _check_server(folder: Path) -> None:
-    """ValueError before anything is written where no server runs."""
+    """Raise ValueError if no server answers, before anything is written."""
     from fedncv.flower.folder import reachable, read_server_settings
     from fedncv.flower.processes import wait_for_port
 
@@ -293,11 +292,11 @@ def _config(chosen: RunConfig, **values: int) -> RunConfig:
 
 ACTIONS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "init": (init, "write certificates, keys, settings and data for a server and its clients"),
-    "up": (up, "start them all on this machine, for trial"),
+    "up": (up, "start all of them on this machine, to try it out"),
     "run": (run, "train a method on the federation"),
-    "resume": (resume, "go on with a run at the last finished round"),
-    "status": (status, "who runs, who is connected, how far the runs are"),
-    "down": (down, "end all that was started on this machine"),
-    "server": (server, "the server's part, in the foreground"),
-    "client": (client, "a client's part, in the foreground"),
+    "resume": (resume, "resume a run after its last finished round"),
+    "status": (status, "show the processes, the connected clients and the progress of runs"),
+    "down": (down, "stop everything that was started on this machine"),
+    "server": (server, "run the server in the foreground"),
+    "client": (client, "run one client in the foreground"),
 }

@@ -1,4 +1,4 @@
-"""fedncv methods: the methods, their knobs and what they reveal."""
+"""fedncv methods: list the methods, their knobs, and what the server learns from a client."""
 
 import sys
 from dataclasses import dataclass
@@ -11,17 +11,17 @@ from fedncv.catalogue import About
 from fedncv.cli.arguments import parse
 
 FORMS = {
-    "sums": "weighted sums of what the clients send; it never sees a single reply",
+    "sums": "weighted sums of the clients' replies, never a single reply",
     "each reply": "each client's reply",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Args:
-    """The methods and switches by name, or all about one of them."""
+    """List the methods and switches, or describe one of them."""
 
     name: Annotated[str, tyro.conf.Positional] = ""
-    """One method, or one switch as +average: its formulas, knobs, and what the server learns from a client."""
+    """Method to describe, or switch such as +average: formulas, knobs, and what the server learns from a client."""
 
 
 def main(argv: list[str]) -> int:
@@ -39,7 +39,7 @@ def main(argv: list[str]) -> int:
 
 
 def about(method: About) -> list[str]:
-    """Return all that is known of one method, line by line."""
+    """Return the description of one method, line by line."""
     lines = [f"{method.name}: {method.summary} ({method.reference})", "", method.formula, *_knob_lines(method)]
     lines += ["", "the server learns from a client:"]
     lines += [f"  {field}: {what}" for field, what in method.reveals.items()] or ["  nothing"]
@@ -49,7 +49,7 @@ def about(method: About) -> list[str]:
 
 
 def about_switch(switch: About) -> list[str]:
-    """Return all that is known of one switch, line by line."""
+    """Return the description of one switch, line by line."""
     name = switch.name
     return [f"+{name}: {switch.summary} (as in fedavg+{name})", "", switch.formula, *_knob_lines(switch)]
 
@@ -64,7 +64,7 @@ def settings(method: About) -> str:
 
 
 def show() -> None:
-    """Print a table on a terminal, a line each elsewhere."""
+    """Print a table on a terminal, one line per method elsewhere."""
     rows = [
         (each.name, each.summary, settings(each), each.form, each.reference) for each in catalogue.methods().values()
     ]
@@ -80,7 +80,7 @@ def show() -> None:
         for row in rows:
             table.add_row(*row)
         Console().print(table)
-        print("fedncv methods NAME shows a method in full")
+        print("fedncv methods NAME describes one method in full")
     else:
         for row in rows:
             print("\t".join(row))

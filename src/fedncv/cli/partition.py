@@ -1,4 +1,4 @@
-"""``fedncv partition``: who holds what, as numbers and as a picture."""
+"""``fedncv partition``: show which client holds which samples, as numbers and as a picture."""
 
 import sys
 from dataclasses import dataclass
@@ -14,23 +14,23 @@ from fedncv.data.picture import draw
 
 @dataclass(frozen=True, kw_only=True)
 class Args:
-    """Draw who holds what: clients x classes."""
+    """Draw how many samples of each class each client holds."""
 
     data: str = "digits"
-    """Dataset by name (see: fedncv datasets), or folder:path=...,size=...,channels=..."""
+    """Dataset name (`fedncv datasets` lists them), or folder:path=...,size=...,channels=..."""
     data_dir: str = ""
-    """Folder with the original files; without it FEDNCV_DATA, then the cache folder."""
+    """Folder with the original files; empty: $FEDNCV_DATA, then the cache folder."""
     partition: str = "dirichlet:alpha=0.1"
-    """dirichlet, dirichlet_equal, dirichlet_sizes, lognormal_sizes, classes, shards, iid or natural; knobs as
-    in dirichlet:alpha=0.1,min_samples=10."""
+    """dirichlet, dirichlet_equal, dirichlet_sizes, lognormal_sizes, classes, shards, iid or natural; with
+    knobs: dirichlet:alpha=0.1,min_samples=10."""
     clients: int = 100
     """Number of clients, at least 1."""
     test_share: float = 0.25
-    """Share of each client's samples that it tests on, at least 0 and below 1."""
+    """Share of each client's samples kept for testing, at least 0 and below 1."""
     seed: int = 0
     """Seed of the partition and of the split."""
     out: Path = Path("partition.png")
-    """Where the picture goes; the suffix says the format (png, svg, pdf)."""
+    """File for the picture; its suffix sets the format (png, svg, pdf)."""
 
 
 def main(argv: list[str]) -> int:
@@ -38,7 +38,7 @@ def main(argv: list[str]) -> int:
     if not 0 <= args.seed < 2**64:
         raise ValueError(f"seed must be from 0 to 2^64 - 1, not {args.seed}")
     if not args.out.suffix:
-        raise ValueError(f"--out {args.out} does not say which format; end it with .png, .svg or .pdf")
+        raise ValueError(f"--out {args.out} has no suffix; end it with .png, .svg or .pdf")
     dataset = load(args.data, args.data_dir or None)
     parts = divide(dataset, args.partition, num_clients=args.clients, seed=args.seed)
     clients = split(parts, args.test_share, args.seed)
@@ -50,7 +50,7 @@ def main(argv: list[str]) -> int:
 
 
 def summary(dataset: Dataset, stats: Statistics, clients: Clients) -> list[tuple[str, str]]:
-    """What is printed, line by line: a name and a value."""
+    """Return the lines to print, each a name and a value."""
     held = (stats.counts > 0).sum(axis=1)
     prior = prior_accuracy(dataset.labels.numpy(), clients, dataset.num_classes)
     return [
@@ -72,7 +72,7 @@ def spread(values: Indices | Floats, form: str) -> str:
 
 
 def show(rows: list[tuple[str, str]]) -> None:
-    """A table on a terminal, plain lines elsewhere."""
+    """Print a table on a terminal, plain lines elsewhere."""
     if sys.stdout.isatty():
         from rich.console import Console
         from rich.table import Table

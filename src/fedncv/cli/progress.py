@@ -1,6 +1,6 @@
 """Progress of runs: a bar in a terminal, log lines elsewhere.
 
-Runs are weighed by the samples they train on, so that the time left is right where datasets differ in size.
+Runs are weighted by the samples they train on, so that the time left is also right if datasets differ in size.
 """
 
 import contextlib
@@ -19,13 +19,13 @@ from fedncv.results import STATE, read_config, read_runs
 from fedncv.runner import Row, Watch
 from fedncv.studies.cost import expected_samples, measured_samples
 
-OFTEN = 10  # seconds after which a log has another line, if something happened
-QUIET = 30  # and if nothing did
+OFTEN = 10  # seconds between log lines while something happens
+QUIET = 30  # seconds between log lines while nothing happens
 
 
-def bar(*behind: ProgressColumn) -> Progress:
-    """Words, a bar and these columns behind it, in a terminal and gone at the end; elsewhere nothing is shown."""
-    columns = TextColumn("{task.description}"), BarColumn(), *behind
+def bar(*after: ProgressColumn) -> Progress:
+    """Return a text, a bar and the columns after it. It disappears at the end, and shows only in a terminal."""
+    columns = TextColumn("{task.description}"), BarColumn(), *after
     return Progress(*columns, console=Console(), transient=True, disable=not sys.stdout.isatty())
 
 
@@ -49,7 +49,7 @@ def duration(seconds: float) -> str:
 
 
 def start_line(total: int, left: list[RunConfig]) -> str:
-    """Return how much there is to do, and on what: the first line of a log."""
+    """Return the first line of a log: how many runs are left, and where they train."""
     if not left:
         return f"{total} runs, nothing to do"
     places = dict.fromkeys(f"{_device(config.device)}, engine {config.engine}" for config in left)
@@ -63,14 +63,14 @@ def _device(name: str) -> str:
 
 
 def unfinished(folders: list[Path]) -> list[Path]:
-    """Return the runs that have rounds left; one without a checkpoint begins anew."""
+    """Return the runs that have rounds left; one without a checkpoint starts again."""
     begun, _ = read_runs([folder for folder in folders if (folder / STATE).exists()])
     finished = {run.folder for run in begun if run.status == "finished"}
     return [folder for folder in folders if folder not in finished]
 
 
 class Log:
-    """Lines for a file; where nothing happens for a while, that it is still at work."""
+    """Print log lines; if nothing happens for a while, print that the work continues."""
 
     def __init__(self) -> None:
         self._last, self._told, self._said = "", 0.0, 0.0
@@ -93,30 +93,30 @@ class Log:
 
     def _print(self, text: str) -> None:
         self._said = time.monotonic()
-        print(text + "\n", end="", flush=True)  # in one piece, whoever else prints
+        print(text + "\n", end="", flush=True)  # one write, so that other output cannot split the line
 
     def _wait(self) -> None:
         while not self._over.wait(max(0.1, self._said + QUIET - time.monotonic())):
             if time.monotonic() - self._said >= QUIET:
-                with contextlib.suppress(OSError):  # nobody reads any more: the training will be told
-                    self._print(f"still at work, {duration(time.monotonic() - self._told)} after: {self._last}")
+                with contextlib.suppress(OSError):  # the reader is gone; the training thread gets the error
+                    self._print(f"still running, {duration(time.monotonic() - self._told)} since: {self._last}")
 
 
 class RunProgress:
-    """What is shown of runs in folders: one bar over all of them in a terminal, log lines elsewhere.
+    """Show the progress of runs in folders: one bar over all of them in a terminal, log lines elsewhere.
 
-    The log has a line at the start, for runs that begin or end together, every ``OFTEN`` seconds, and for every
-    measurement of a run that runs alone.
+    The log has a line at the start, when runs begin or end together, every ``OFTEN`` seconds, and for every
+    measurement of a run that trains alone.
     """
 
     def __init__(self, what: str, folders: list[Path], left: list[Path]) -> None:
         self._what, self._left = what, left
         self._configs = {folder: read_config(folder) for folder in folders}
-        self._shares = dict.fromkeys(left, 0.0)  # of each run that has not ended: what is done of it
+        self._shares = dict.fromkeys(left, 0.0)  # of each run that has not ended: the share that is done
         self._work_left = sum(self._work(folder) for folder in left)
         self._done = 0.0  # work done since this command began
         self._rounds = 0  # and rounds
-        self._together: dict[Path, int] = {}  # runs that each runs with, itself included
+        self._together: dict[Path, int] = {}  # number of runs that train together, itself included
         self._scores: dict[Path, dict[str, float]] = {}  # the latest
         self._began = time.monotonic()
         self._log = Log()
@@ -152,7 +152,7 @@ class RunProgress:
             share = done / config.rounds if config.rounds else 0.0
             if folder not in self._shares:  # its last rows are newer than its checkpoint
                 self._work_left += self._work(folder)
-            self._work_left -= self._work(folder) * share  # done in an earlier sitting
+            self._work_left -= self._work(folder) * share  # done before this command began
             self._shares[folder] = share
             self._together[folder] = len(folders)
         if self._bar.disable:
@@ -183,7 +183,7 @@ class RunProgress:
             self._report([folder], f"round {row['round']}/{config.rounds}")
 
     def _fail(self, folder: Path, reason: str) -> None:
-        """Say why, and take the rounds that will not be run from those that are left."""
+        """Print why, and subtract the rounds that will not be run from the work left."""
         if folder in self._shares:
             self._work_left -= self._work(folder) * (1 - self._shares.pop(folder))
         self._scores.pop(folder, None)
@@ -194,7 +194,7 @@ class RunProgress:
             self._report(folders, "ended")
 
     def _report(self, folders: list[Path], reached: str) -> None:
-        """Log where runs stand, their latest scores (of several the mean), the speed and the time left."""
+        """Log where runs stand, their latest scores (the mean of several), the speed and the time left."""
         words = [self._place(folders), reached, *self._score(folders)]
         if self._rounds:
             words.append(speed(self._rounds, time.monotonic() - self._began))

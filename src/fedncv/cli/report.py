@@ -1,4 +1,4 @@
-"""fedncv report: the page, the figures and the tables of a study or of any folder of runs."""
+"""fedncv report: write the page, the figures and the tables of a study or of any folder of runs."""
 
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -13,28 +13,28 @@ from fedncv.spec import nearest
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """One page that needs no network, with figures (PNG, SVG) and tables (CSV, Markdown, LaTeX) beside it.
+    """Write a page that works offline, with figures (PNG, SVG) and tables (CSV, Markdown, LaTeX) beside it.
 
-    It can be made again while a study runs, and says what is still missing. Nothing is trained.
+    It may be repeated while a study runs; the page lists what is still missing. It trains nothing.
     """
 
-    folder: Annotated[str, tyro.conf.Positional]
+    folder: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
     """A study, or a folder of runs."""
     target: float = 0.0
-    """Accuracy to reach, for the cost of getting there; 0: nine tenths of the way from label prior to the best."""
+    """Report the cost of reaching this accuracy; 0: nine tenths of the way from the label prior to the best."""
     allow: tuple[str, ...] = ()
-    """Settings in which the runs of one table may differ, by name, such as lr."""
+    """Names of settings, such as lr, that may differ between the runs of one table."""
 
 
 def main(argv: list[str]) -> int:
     arguments = parse(Arguments, argv, command="report")
     if not 0 <= arguments.target <= 1:
-        raise ValueError(f"--target is a share, from 0 to 1, not {arguments.target}")
+        raise ValueError(f"--target must be from 0 to 1, not {arguments.target}")
     settings = [field.name for field in fields(RunConfig)]
     for name in arguments.allow:
         if name not in settings:
             raise ValueError(f"--allow: {nearest(name, settings, what='setting')}")
-    from fedncv.report.write import write  # loads scipy and matplotlib: not for --help, nor for a mistake
+    from fedncv.report.write import write  # imported late: it loads scipy and matplotlib
 
     folder = Path(arguments.folder)
     written = write(folder, target=arguments.target or None, allow=arguments.allow)

@@ -1,4 +1,4 @@
-"""fedncv resume: go on with runs that were stopped."""
+"""fedncv resume: resume runs that were stopped."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +14,9 @@ from fedncv.results import CONFIG, read_config, runs_in
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """Go on with runs that were stopped, from their latest checkpoints; finished ones stay as they are."""
+    """Resume runs that were stopped, from their latest checkpoints. Finished runs stay unchanged."""
 
-    folder: Annotated[str, tyro.conf.Positional]
+    folder: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
     """A run, or a folder of runs."""
 
 
@@ -29,13 +29,13 @@ def main(argv: list[str]) -> int:
 
 
 def _check_place(run: Path) -> None:
-    """ValueError where the run goes on elsewhere: on a GPU that is not here, or between a federation's machines."""
+    """Raise ValueError if the run cannot be resumed here: its GPU is missing, or it belongs to a federation."""
     device = read_config(run).device
     try:
         find_device(device)
     except ValueError as error:
-        raise ValueError(f"{run}: {error} (it stands in {run / CONFIG})") from None
+        raise ValueError(f"{run}: {error} (set in {run / CONFIG})") from None
     server = run.resolve().parent.parent
     if (server / "server.toml").exists():
         command = f"fedncv federation resume {server.parent} --name {run.name}"
-        raise ValueError(f"{run} is a federation's run; go on with `{command}`")
+        raise ValueError(f"{run} is a federation's run; resume it with `{command}`")

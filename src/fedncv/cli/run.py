@@ -1,4 +1,4 @@
-"""fedncv run: train a federation, once for every method and seed."""
+"""fedncv run: train a federation once for every method and seed."""
 
 import argparse
 import sys
@@ -23,23 +23,23 @@ from fedncv.study import FILE, folder_name
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments(Settings):
-    """Train a federation, once for every method and seed.
+    """Train a federation once for every method and seed.
 
-    A recipe gives the defaults, a config file replaces some of them, and options replace those.
+    A recipe sets the defaults, a config file replaces some of them, and options replace both.
     """
 
     method: tuple[str, ...] = ("fedavg",)
-    """One or more methods, with knobs if need be: --method fedavg fedprox:mu=0.1 scaffold."""
+    """One or more methods, with optional knobs: --method fedavg fedprox:mu=0.1 scaffold."""
     seeds: tuple[int, ...] = (0,)
     """One or more seeds: --seeds 0 1 2. A seed decides the partition, the initial model and every draw."""
     recipe: Literal["protocol", "smoke"] = "protocol"
-    """Named settings: protocol is the paper's, smoke the quick one on the built-in digits."""
+    """Named settings: protocol (the paper's) or smoke (a quick run on the built-in digits)."""
     config: str = ""
-    """A TOML file with settings: the names of these options with _ for -, method and seeds as lists."""
+    """TOML file with settings, named like these options with _ instead of -; method and seeds are lists."""
     out: str = ""
-    """Folder for the runs, one folder in it for each; empty: runs/DATA-RECIPE."""
+    """Folder for the runs, with one subfolder per run; empty: runs/DATA-RECIPE."""
     overwrite: bool = False
-    """Repeat runs that are already there."""
+    """Repeat existing runs from the start, replacing their results."""
 
 
 def main(argv: list[str]) -> int:
@@ -59,9 +59,9 @@ def main(argv: list[str]) -> int:
     for config in configs:
         check(config)
     for config in {config.method: config for config in configs}.values():
-        problem = build(config)  # data, partition, model, device and method are right before a folder is made
+        problem = build(config)  # check data, partition, model, device and method before a folder is made
         start(problem)
-        decide([problem])  # and so are engine and layers
+        decide([problem])  # and engine and layers
     out = Path(arguments.out or f"runs/{settings.data}-{recipe_name}")
     folders = [out / folder_name(config) for config in configs]
     if len(set(folders)) < len(folders):
@@ -84,9 +84,9 @@ def train(out: Path, folders: list[Path]) -> int:
         with RunProgress("run", folders, unfinished(folders)) as progress:
             failures = run_folders(folders, progress.watch)
     except KeyboardInterrupt:
-        print(f"\nstopped; nothing is lost. Go on with:  fedncv resume {out}", file=sys.stderr)
+        print(f"\nstopped; nothing is lost. Resume with:  fedncv resume {out}", file=sys.stderr)
         return 130
-    runs, _ = read_runs(folders)  # a damaged one has said so
+    runs, _ = read_runs(folders)  # a damaged one was reported while training
     if runs:
         from fedncv.figures import curves
 
@@ -99,7 +99,7 @@ def train(out: Path, folders: list[Path]) -> int:
 
 
 def _defaults(argv: list[str]) -> tuple[str, Recipe]:
-    """The recipe named by --recipe with what the file named by --config replaces."""
+    """Return the recipe of --recipe, with the values of the --config file in place."""
     early = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     early.add_argument("--recipe", default="protocol")
     early.add_argument("--config", default="")

@@ -1,4 +1,4 @@
-"""fedncv show: what runs have reached, as a table and a curve in the terminal."""
+"""fedncv show: print the scores of runs as a table and a curve in the terminal."""
 
 import sys
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ WIDTH, HEIGHT = 64, 12
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """A table and a curve of runs, finished or under way."""
+    """Print a table and a curve of runs, finished or in progress."""
 
-    folder: Annotated[str, tyro.conf.Positional]
+    folder: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
     """A run, or a folder of runs."""
 
 
@@ -33,7 +33,7 @@ def main(argv: list[str]) -> int:
 
 
 def curve(runs: list[Run]) -> str:
-    """The score before local training against rounds, a letter for each method (mean over seeds)."""
+    """Return a plot of the score before local training over rounds, one letter per method (mean over seeds)."""
     lines = {}
     for method, group in by_method(runs).items():
         if measured := points(group, "before"):

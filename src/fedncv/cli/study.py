@@ -1,4 +1,4 @@
-"""fedncv study: one of the paper's tables or figures, or the quick one, as a folder of runs."""
+"""fedncv study: run one of the paper's tables or figures, or a quick study, as a folder of runs."""
 
 import itertools
 import math
@@ -39,33 +39,33 @@ NAMED = 5  # unfinished runs that a message names
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments(Settings):
-    """Run a study: datasets x methods x seeds, each once. The same command again goes on where it was.
+    """Run a study: datasets x methods x seeds, each once. The same command again resumes it.
 
-    table1, fig1, fig2, fig3, table2, ablation, robustness, or smoke, the quick one on the built-in digits.
+    Studies: table1, fig1, fig2, fig3, table2, ablation, robustness, and smoke (quick, on the built-in digits).
     """
 
-    name: Annotated[str, tyro.conf.Positional]
-    """The study; its own settings are the defaults below."""
+    name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
+    """The study. Its settings are the defaults below."""
     datasets: tuple[str, ...] = ()
-    """One or more datasets, a column each."""
+    """One or more datasets; each is a column of the table."""
     methods: tuple[str, ...] = ()
-    """One or more methods, with knobs if need be."""
+    """One or more methods, with optional knobs."""
     seeds: int = 1
-    """Number of seeds: 5 is 0 to 4. Asking for more later runs only those that are missing."""
+    """Number of seeds: 5 runs seeds 0 to 4. A larger number later runs only the missing seeds."""
     clients: tuple[int, ...] = ()  # type: ignore[assignment]  # several make a column each
-    """Clients of the federation; several numbers make a column each, and as many more are drawn a round."""
+    """Number of clients. Each of several numbers is a column, and per_round grows in proportion."""
     tune: bool = False
-    """First choose every method's learning rate from the same grid, on seeds that are not reported."""
+    """First choose each method's learning rate from one grid for all, on seeds that are not reported."""
     tuning_lr: tuple[float, ...] = Tuning().grid
-    """--tune: the grid."""
+    """--tune: the learning rates to try."""
     tuning_seeds: int = len(Tuning().seeds)
-    """--tune: runs for each learning rate, with seeds from 1000 on."""
+    """--tune: number of seeds per learning rate; they start at 1000."""
     jobs: int = 1
-    """Methods that run side by side, each in a process of its own: 7 fill a GPU better than 1 (docs/studies.md)."""
+    """Methods to train at the same time, each in its own process: 7 use a GPU better than 1 (docs/studies.md)."""
     tensorboard: bool = False
-    """Also write TensorBoard's event files, into each run's folder."""
+    """Also write TensorBoard event files into each run's folder."""
     dry_run: bool = False
-    """Say what it will cost, by a round of each method, and stop."""
+    """Print the cost of the study, estimated from one round of each method, and stop."""
     out: str = ""
     """The study's folder; empty: runs/NAME."""
     data: tyro.conf.Suppress[str] = ""
@@ -74,7 +74,7 @@ class Arguments(Settings):
 def main(argv: list[str]) -> int:
     study = _named(argv)
     if any(word.partition("=")[0] == "--data" for word in argv):
-        raise ValueError("a study names its data with --datasets, one or more, not with --data")
+        raise ValueError("a study takes --datasets, one or more, not --data")
     _check_seeds(argv)
     clients = study.clients or (study.settings.clients,)
     default = Arguments(
@@ -92,21 +92,21 @@ def main(argv: list[str]) -> int:
     if not STUDIES[study.name]().methods:
         return _datasets_only(study, out)
     if not study.methods:
-        raise ValueError("nothing to run: give at least one of --methods")
+        raise ValueError("nothing to run: give at least one value to --methods")
     if (out / FILE).exists():
         study = extend(read_study(out), study, where=out)
     check_study(study)
-    if not arguments.dry_run or torch.cuda.is_available():  # what it costs may be asked where there is no GPU
+    if not arguments.dry_run or torch.cuda.is_available():  # a dry run also works without the GPU
         find_device(arguments.device)
     if arguments.jobs < 1:
-        raise ValueError(f"--jobs is a number of processes, at least 1, not {arguments.jobs}")
+        raise ValueError(f"--jobs must be at least 1, not {arguments.jobs}")
     if arguments.dry_run:
         return _dry_run(study, out)
     return _run(study, out, argv, jobs=arguments.jobs, tensorboard=arguments.tensorboard)
 
 
 def _named(argv: list[str]) -> Study:
-    """The study that is named first, for its defaults; --help without one shows those of smoke."""
+    """Return the study that is named first, for its defaults; --help without a name shows those of smoke."""
     name = argv[0] if argv and not argv[0].startswith("-") else ""
     if not name:
         if not {"-h", "--help"} & set(argv):
@@ -118,17 +118,17 @@ def _named(argv: list[str]) -> Study:
 
 
 def _check_seeds(argv: list[str]) -> None:
-    """ValueError for a list of seeds, as `fedncv run` takes it."""
+    """Raise ValueError for a list of seeds, which only `fedncv run` takes."""
     given = argv[argv.index("--seeds") + 1 :] if "--seeds" in argv else []
     seeds = list(itertools.takewhile(str.isdecimal, given))
     if len(seeds) > 1:
-        raise ValueError(f"--seeds {' '.join(seeds)}: a study takes the number of seeds; --seeds 3 is 0, 1 and 2")
+        raise ValueError(f"--seeds {' '.join(seeds)}: a study takes the number of seeds; --seeds 3 means 0, 1 and 2")
 
 
 def _asked(study: Study, arguments: Arguments) -> Study:
-    """The study with what the options replace."""
+    """Return the study with the values of the options in place."""
     if arguments.seeds < 1:
-        raise ValueError(f"--seeds is the number of seeds, at least 1, not {arguments.seeds}")
+        raise ValueError(f"--seeds, the number of seeds, must be at least 1, not {arguments.seeds}")
     if not arguments.clients:
         raise ValueError("--clients needs at least one number")
     settings = {f.name: getattr(arguments, f.name) for f in fields(Settings)}
@@ -142,9 +142,9 @@ def _asked(study: Study, arguments: Arguments) -> Study:
             raise ValueError("--tune needs at least one learning rate and one seed")
         for lr in tuning.grid:
             if not 0 < lr < math.inf:
-                raise ValueError(f"--tuning-lr must be above 0 and finite, as 0.01, not {lr:g}")
+                raise ValueError(f"--tuning-lr must be above 0 and finite, such as 0.01, not {lr:g}")
         if len(set(tuning.grid)) < len(tuning.grid):
-            raise ValueError(f"--tuning-lr names one twice: {' '.join(f'{lr:g}' for lr in tuning.grid)}")
+            raise ValueError(f"--tuning-lr repeats a value: {' '.join(f'{lr:g}' for lr in tuning.grid)}")
     return replace(
         study,
         settings=Settings(**settings),
@@ -153,15 +153,15 @@ def _asked(study: Study, arguments: Arguments) -> Study:
         seeds=tuple(range(arguments.seeds)),
         clients=arguments.clients if several else (),
         tuning=tuning,
-        lr={} if arguments.tune or arguments.lr != study.settings.lr else study.lr,  # what is asked for is for all
+        lr={} if arguments.tune or arguments.lr != study.settings.lr else study.lr,  # a given lr holds for all methods
     )
 
 
 def _run(study: Study, out: Path, argv: list[str], *, jobs: int, tensorboard: bool) -> int:
     check_out(out)
     if alone := next(out.glob(f"*/{CONFIG}"), None):
-        raise ValueError(f"{alone.parent} is a run of its own, and no part of a study; choose another --out")
-    decide([build(study.cells()[0].config)])  # data, model, device and engine are there before a folder is made
+        raise ValueError(f"{alone.parent} is a single run, not part of a study; choose another --out")
+    decide([build(study.cells()[0].config)])  # check data, model, device and engine before a folder is made
     for column, settings in study.columns().items():
         write_partition(out / column, replace(study.cells()[0].config, **vars(settings)))
     save = partial(_save, out, argv)
@@ -170,7 +170,7 @@ def _run(study: Study, out: Path, argv: list[str], *, jobs: int, tensorboard: bo
         study = tune(study, out, partial(_run_all, "tuning", out, jobs, tensorboard), save)
         _run_all("run", out, jobs, tensorboard, study.cells())
     except KeyboardInterrupt:
-        print("\nstopped; nothing is lost. Go on with the same command.", file=sys.stderr)
+        print("\nstopped; nothing is lost. Resume with the same command.", file=sys.stderr)
         return 130
     for column in study.columns():
         print_table([read_run(out / cell.folder) for cell in study.cells() if cell.folder.parent == Path(column)])
@@ -196,7 +196,7 @@ def _run_all(what: str, out: Path, jobs: int, tensorboard: bool, cells: list[Cel
 
 
 def _run_side_by_side(folders: list[Path], jobs: int, watch: Watch) -> None:
-    """Every run to its end; where a process could not go on, ValueError with the runs that are left and the remedy."""
+    """Train every run to its end. Raise ValueError if a process failed, with the unfinished runs and the remedy."""
     try:
         run_groups(alike(folders), jobs, watch)
     except JobError as error:
@@ -204,21 +204,21 @@ def _run_side_by_side(folders: list[Path], jobs: int, watch: Watch) -> None:
         runs = [run for run in map(read_run, folders) if run.status == "unfinished"]
         left = [f"{run.folder} after round {run.rounds} of {run.config.rounds}" for run in runs[:NAMED]]
         more = f" and {len(runs) - NAMED} more" if len(runs) > NAMED else ""
-        killed = " (-9 is a kill, mostly for want of memory: use fewer --jobs)" if "code -9" in why else ""
+        killed = " (-9 means killed, usually out of memory: use fewer --jobs)" if "code -9" in why else ""
         raise ValueError(
             f"{why}{killed}. {len(runs)} of {len(folders)} runs are unfinished: {', '.join(left)}{more}; "
-            "the same command goes on with them"
+            "the same command resumes them"
         ) from None
 
 
 def _save(out: Path, argv: list[str], study: Study) -> None:
-    """study.toml, with the command and what it was made with."""
+    """Write study.toml, with the command and the versions it was made with."""
     words = {"made_with": {"command": shlex.join(["fedncv", "study", *argv])} | versions(study.settings.device)}
     store.write_atomically(out / FILE, to_toml(study, words).encode(), name="study")
 
 
 def versions(device: str) -> dict[str, str]:
-    """What decides a number beside the config."""
+    """Return the versions that influence the numbers besides the config."""
     found = {"python": platform.python_version(), "system": f"{platform.system()} {platform.machine()}"}
     for package in ("fedncv", "torch", "numpy", "scipy"):
         try:
@@ -231,7 +231,7 @@ def versions(device: str) -> dict[str, str]:
 
 
 def _datasets_only(study: Study, out: Path) -> int:
-    """A study without methods is about its datasets: the table, and nothing to train."""
+    """Write the table of the datasets. A study without methods trains nothing."""
     text = markdown()
     out.mkdir(parents=True, exist_ok=True)
     path = out / f"{study.name}.md"
@@ -245,7 +245,7 @@ def _dry_run(study: Study, out: Path) -> int:
     trials = [cell for column, method in study.untuned() for cell in _trials(study, column, method)]
     done = [cell for cell in cells + trials if (out / cell.folder / "state.safetensors").exists()]
     lines = costs(cells + trials)
-    print(f"{study.title}: {len(cells)} runs, {len(trials)} for tuning; {len(done)} of them begun or done")
+    print(f"{study.title}: {len(cells)} runs, {len(trials)} more for tuning; {len(done)} of them started or finished")
     table = Table()
     for heading in ("column", "method", "runs", "samples", "bytes", "time"):
         table.add_column(heading, justify="left" if heading in ("column", "method") else "right")
@@ -253,10 +253,10 @@ def _dry_run(study: Study, out: Path) -> int:
         table.add_row(column, method, str(runs), *_totals([(runs, cost.samples, cost.bytes, cost.seconds)]))
     table.add_section()
     total = [(runs, cost.samples, cost.bytes, cost.seconds) for _, _, runs, cost, _ in lines]
-    table.add_row("in all", "", str(len(cells) + len(trials)), *_totals(total))
+    table.add_row("total", "", str(len(cells) + len(trials)), *_totals(total))
     console = Console() if Console().is_terminal else Console(width=140)
     console.print(table)
-    print("time: from one round of each method on this machine, its seeds together; measuring comes on top")
+    print("time: estimated from one round of each method on this machine, its seeds together; scoring comes on top")
     for why in dict.fromkeys(why for *_, why in lines if why):
         print(f"unknown: {why}")
     return 0

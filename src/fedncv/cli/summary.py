@@ -1,4 +1,4 @@
-"""The table of runs: what every method reached, and what it cost."""
+"""Print the table of runs: the scores and the cost of every method."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from rich.table import Table
 from fedncv.results import Run, Score, by_method
 
 SCORES = ("before", "after", "before_client_mean", "before_worst_decile")
-WIDE = 120  # characters; a narrower terminal is spared the columns that can be spared
+WIDE = 120  # characters; a narrower terminal does not show the columns in SPARED
 SPARED = ("before_client_mean", "gradients")
 COLUMNS = {
     "before": "before",
@@ -25,7 +25,7 @@ COLUMNS = {
 
 
 def print_table(runs: list[Run]) -> None:
-    """One line a method, mean and deviation over its seeds; runs that are not finished are named below."""
+    """Print one line per method, mean and deviation over its seeds, and the unfinished runs below."""
     finished = [run for run in runs if run.status == "finished"]
     console = Console() if Console().is_terminal else Console(width=140)
     columns = {name: head for name, head in COLUMNS.items() if console.width >= WIDE or name not in SPARED}

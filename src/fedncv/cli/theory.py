@@ -1,4 +1,4 @@
-"""``fedncv theory``: decide every statement by enumeration and print what holds and what does not."""
+"""``fedncv theory``: test every statement by enumeration and print whether it holds."""
 
 import sys
 import textwrap
@@ -21,16 +21,16 @@ BEGIN, END = "<!-- verdicts: fedncv theory --markdown docs/theory.md -->\n", "<!
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """Decide the propositions of Chen et al. and the identities behind fedncv, one by one, by exact enumeration.
+    """Test the propositions of Chen et al. and the identities that fedncv uses, one by one, by exact enumeration.
 
     A statement holds if no case violates it by more than rounding; otherwise the smallest counterexample is printed.
     Derivations: docs/theory.md.
     """
 
     only: str = ""
-    """Only statements that mention these words."""
+    """Test only the statements that contain this text."""
     markdown: str = ""
-    """Also write the verdicts as a Markdown table into this file, between its marks if it has them."""
+    """Also write the verdicts as a Markdown table into this file, between its markers if it has them."""
 
 
 def main(argv: list[str]) -> int:
@@ -49,7 +49,7 @@ def main(argv: list[str]) -> int:
 
 
 def markdown(rows: list[Row]) -> str:
-    """The table of docs/theory.md: the same verdicts, without the sizes of rounding errors."""
+    """Return the table of docs/theory.md: the same verdicts, without the sizes of rounding errors."""
     lines = ["| verdict | statement | where | cases | smallest counterexample |", "|---|---|---|---|---|"]
     for statement, verdict in rows:
         cells = [_word(verdict), f"{statement.name}: {statement.claim}", statement.source]
@@ -59,7 +59,7 @@ def markdown(rows: list[Row]) -> str:
 
 
 def into_page(page: str, table: str) -> str:
-    """The page with the table between its marks, or the table alone where there are none."""
+    """Return the page with the table between its markers, or the table alone if the page has none."""
     if BEGIN not in page:
         return table
     before, rest = page.split(BEGIN)
@@ -67,7 +67,7 @@ def into_page(page: str, table: str) -> str:
 
 
 def _print_lines(statements: list[Statement]) -> list[Row]:
-    """One line a statement as soon as it is decided, for logs and pipes."""
+    """Print each statement as soon as it is tested, for logs and pipes."""
     rows = []
     for statement in statements:
         rows.append((statement, evaluate(statement)))
@@ -86,7 +86,7 @@ def _lines(statement: Statement, verdict: Verdict) -> Iterator[str]:
 
 
 def _print_table(statements: list[Statement]) -> list[Row]:
-    """The same as a table, for people at a terminal."""
+    """Print a table, for a terminal."""
     console = Console()
     table = Table("verdict", "statement", Column("cases", justify="right"), "largest gap", box=box.SIMPLE_HEAD)
     rows: list[Row] = []

@@ -1,4 +1,4 @@
-"""fedncv variance: the error of the aggregated update, method by method, at the same frozen models."""
+"""fedncv variance: measure the error of the aggregated update, method by method, at the same frozen models."""
 
 import json
 import sys
@@ -24,29 +24,29 @@ ROWS = "variance.jsonl"
 class Arguments(Settings):
     """Compare estimators of the update at the same frozen models of one reference run.
 
-    At some rounds of the reference all clients are trained, and every method's aggregated update over the draw of
-    clients is set against full participation: error, bias, variance, what its memory removes. Each method keeps its
-    memory in shadow along the reference's path. Prints a table, writes the rows and draws five pictures.
+    At some rounds of the reference run, train all clients and compare every method's aggregated update over the draw
+    of clients with full participation: error, bias, variance, and the part that its memory removes. Each method
+    updates its memory in shadow along the reference run. Print tables, write the rows and draw five pictures.
     """
 
-    what: Annotated[tuple[str, ...], tyro.conf.Positional]
-    """Methods, with knobs if need be. A run's folder may come first: its settings and method are the reference's."""
+    what: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="METHOD ...")]
+    """Methods, with optional knobs. If a run's folder comes first, its settings and method are the reference's."""
     seeds: tuple[int, ...] = (0,)
-    """One or more seeds, a reference run each."""
+    """One or more seeds; each has its own reference run."""
     at: tuple[int, ...] = ()
-    """Rounds after which the models are frozen: --at 20 40; empty: five, evenly spread up to the last round."""
+    """Rounds after which the models are frozen: --at 20 40; empty: five rounds, evenly spaced up to the last."""
     reference: str = "fedavg"
-    """The method whose run is followed, or own: every method on its own path."""
+    """The method whose run the others follow; own: every method follows its own run."""
     draws: int = 2000
-    """Draws of clients where there are too many to list and the estimator is a ratio; at least 10."""
+    """Number of draws of clients, if too many to list and the estimator is a ratio; at least 10."""
     within: bool = True
-    """Train all clients a second time, to tell the noise of mini-batches from clients that differ."""
+    """Train all clients a second time, to separate mini-batch noise from differences between clients."""
     show: str = ""
-    """Train nothing: the tables and pictures of the rows in this file."""
+    """Train nothing; print the tables and draw the pictures of the rows in this file."""
     out: str = "runs/variance"
     """Folder for rows and pictures."""
     overwrite: bool = False
-    """Replace the rows that are there."""
+    """Replace existing rows."""
 
 
 def main(argv: list[str]) -> int:
@@ -60,7 +60,7 @@ def main(argv: list[str]) -> int:
     check(config, methods, arguments.reference)
     path = out / ROWS
     if path.exists() and not arguments.overwrite:
-        raise ValueError(f"{path} is there already; --show {path} shows it, --overwrite replaces it")
+        raise ValueError(f"{path} already exists; --show {path} shows it, --overwrite replaces it")
     out.mkdir(parents=True, exist_ok=True)
     path.write_text("")
     rows: list[Row] = []
@@ -86,7 +86,7 @@ def main(argv: list[str]) -> int:
 
 
 def _defaults(argv: list[str]) -> Arguments:
-    """The options' defaults: the protocol's, or those of the run that is named first."""
+    """Return the options' defaults: the protocol's, or those of the run that is named first."""
     if argv and not argv[0].startswith("-") and is_run(Path(argv[0])):
         config = read_config(Path(argv[0]))
         settings = {f.name: getattr(config, f.name) for f in fields(Settings)}
@@ -98,13 +98,13 @@ def _asked(arguments: Arguments) -> tuple[RunConfig, tuple[str, ...]]:
     methods = arguments.what
     if methods and Path(methods[0]).is_dir():
         if not is_run(Path(methods[0])):
-            raise ValueError(f"{methods[0]} is a folder, but no run; name a run's folder, or methods")
+            raise ValueError(f"{methods[0]} is a folder but not a run; name a run's folder, or methods")
         methods = methods[1:] or (read_config(Path(methods[0])).method,)
     if not methods:
         raise ValueError("name a run's folder or one or more methods, as in: fedncv variance fedavg fedvarp fedncv")
     check_words("fedncv variance", methods)
     if len(set(methods)) < len(methods) or len(set(arguments.seeds)) < len(arguments.seeds):
-        raise ValueError("a method or a seed is named twice")
+        raise ValueError("a method or a seed is named twice; name each once")
     return RunConfig(**{f.name: getattr(arguments, f.name) for f in fields(Settings)}), methods
 
 
@@ -131,7 +131,7 @@ def _show(rows: list[Row], out: Path) -> int:
 
 
 class _Progress:
-    """A bar over all rounds in a terminal; elsewhere a line for every row."""
+    """Show a bar over all rounds in a terminal; elsewhere print a line for every row."""
 
     def __init__(self, total: int) -> None:
         self._bar = bar(TimeRemainingColumn())

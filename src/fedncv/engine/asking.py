@@ -1,4 +1,4 @@
-"""What stacked clients ask: pieces of a method on every row at once, each with an ask of its own."""
+"""Asks of stacked clients: run a function of a method on every row at once, each row with its own ask."""
 
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ from fedncv.tasks import Task
 
 
 class Asks(NamedTuple):
-    """What asks are made from: clients and keys are stacked, the rest is the same for all."""
+    """Data for making asks: clients and keys are stacked, the rest is the same for all."""
 
     model: Model
     task: Task
@@ -23,7 +23,7 @@ class Asks(NamedTuple):
 
 
 def vmap_asking(function: Any, asks: Asks, *arguments: Any) -> Any:
-    """Return ``function(ask_of, …)`` on every row, where ``ask_of(buffers_R)`` is the row's ask."""
+    """Apply ``function(ask_of, …)`` to every row, where ``ask_of(buffers_R)`` is the row's ask."""
 
     def one(client, key, *rows):  # type: ignore[no-untyped-def]
         def ask_of(buffers_R: Tensor, received_R: Tensor | None = None) -> Ask:

@@ -1,4 +1,4 @@
-"""Which engine runs a group of runs, and in which layers: decided here and nowhere else."""
+"""Choose the engine and the layers of a group of runs. No other module decides them."""
 
 import sys
 from collections.abc import Sequence
@@ -12,33 +12,33 @@ from fedncv.engine.processes import ProcessesEngine, can_fork, num_cores
 from fedncv.engine.protocol import Engine
 from fedncv.engine.sequential import SequentialEngine
 
-WORTH_FORKING = 5e9  # sample-parameters of local training in a run, below which one process is as fast
+WORTH_FORKING = 5e9  # sample-parameters of local training in a run; below this one process is as fast
 
 OWN = named("own")
-"""Settings in which runs of one engine may differ. All others decide the shape of a step or of a study."""
+"""Settings that may differ between runs of one engine. All others decide the shape of a step or of a study."""
 
 
 def common(config: RunConfig) -> RunConfig:
-    """What runs must have in common to share an engine: the config with ``OWN`` at its defaults."""
+    """Return what runs must have in common to share an engine: the config with ``OWN`` at its defaults."""
     return replace(config, **{name: getattr(RunConfig(), name) for name in OWN})
 
 
 class Choice(NamedTuple):
-    """What a group of runs is run with."""
+    """Engine and layers of a group of runs."""
 
     engine: Literal["sequential", "stacked", "processes"]
     compiled: list[bool]  # for each run, whether it trains in compiled layers
 
 
 def decide(problems: Sequence[Problem]) -> Choice:
-    """Return the engine of these runs and the layers of each; where the config says auto, the fastest measured.
+    """Return the engine of these runs and the layers of each. ``auto`` takes the fastest measured:
 
-    engine   stacked on a GPU, which one client at a time leaves almost idle. On a CPU stacking is slower than one
-             client at a time: processes where there are several cores and work enough to be worth a fork, sequential
-             otherwise. Both give the same bits.
-    layers   compiled on a CPU where a run has work enough to be worth a compiler, and no engine is named: compiled
-             layers agree with torch's to rounding only, and a run with a named engine keeps the bits of torch's.
-             The layers of a run depend on its own settings alone, not on the runs beside it.
+    engine   stacked on a GPU, which is almost idle with one client at a time. On a CPU stacking is slower than one
+             client at a time, so it is processes if there are several cores and enough work to be worth a fork, and
+             sequential otherwise. Both give the same bits.
+    layers   compiled on a CPU if a run has enough work to be worth compiling and engine=auto. Compiled layers agree
+             with torch's only up to rounding, so a run with a named engine keeps torch's layers and their bits.
+             The layers of a run depend only on its own settings, not on the other runs.
     """
     config, on_gpu = problems[0].config, problems[0].model.start_P.is_cuda
     name = config.engine
@@ -57,7 +57,7 @@ def decide(problems: Sequence[Problem]) -> Choice:
 
 
 def engine_for(problems: Sequence[Problem]) -> Engine:
-    """Return the engine that ``decide`` names; the reference takes its place where it cannot run these."""
+    """Return the engine that ``decide`` names, or the sequential engine if that one cannot run these."""
     config = problems[0].config
     if any(common(problem.config) != common(config) for problem in problems):
         raise ValueError(f"runs of one engine may differ in {', '.join(OWN)} only")
@@ -76,7 +76,7 @@ def engine_for(problems: Sequence[Problem]) -> Engine:
 
 
 def _with_layers(problems: Sequence[Problem], compiled: list[bool]) -> list[Problem]:
-    """Return the problems with compiled layers where they should and can be; print why not if it was asked for."""
+    """Return the problems with compiled layers if wanted and possible; print why not if layers=compiled."""
     made, reasons = [], []
     for problem, wanted in zip(problems, compiled, strict=True):
         try:
@@ -94,7 +94,7 @@ def _worth_forking(problems: Sequence[Problem]) -> bool:
 
 
 def _worth_compiling(problem: Problem) -> bool:
-    """Decided by the run's own settings, so that it takes the same layers alone, in company and after a resume."""
+    """Decide by the run's own settings: it uses the same layers alone, with other runs and after a resume."""
     config = problem.config
     share = (1 - config.test_share) * config.per_round / problem.federation.num_clients
     samples = len(problem.dataset.x) * share * config.epochs * max(1, config.rounds)
@@ -102,7 +102,7 @@ def _worth_compiling(problem: Problem) -> bool:
 
 
 def _work(problems: Sequence[Problem]) -> float:
-    """Samples of local training times parameters, over the whole study."""
+    """Return samples of local training times parameters, over all these runs."""
     config = problems[0].config
     parameters = problems[0].model.layout.num_parameters
     samples = sum(float(problem.clients.sizes.mean()) for problem in problems) * config.per_round * config.epochs

@@ -1,8 +1,8 @@
-"""How good the clients' models are, on the clients' own test samples. Measuring changes nothing.
+"""Score the clients' models on the clients' own test samples. Scoring changes no state.
 
-before   the model as client u would use it on arrival
+before   the model as client u would use it when it receives it
 after    the same client after its local training
-pooled   the shared model, without anything personal, on everybody's test samples
+pooled   the shared model, without anything personal, on the test samples of all clients
 """
 
 from typing import Any, NamedTuple
@@ -26,7 +26,7 @@ class Scores(NamedTuple):
     samples_N: NDArray[np.int64]
 
     def summary(self, name: str) -> dict[str, Any]:
-        """Sample-weighted mean, mean over clients, mean of the worst tenth of clients, and every client's."""
+        """Return the mean over samples, over clients, over the worst tenth of clients, and every client's score."""
         if not np.isfinite(self.total_N).all():
             client = int(np.flatnonzero(~np.isfinite(self.total_N))[0])
             raise DivergedError(f"client {client} scores {self.total_N[client]} {name} training; try a lower lr")
@@ -59,7 +59,7 @@ def score(problem: Problem, u: int, used: Prediction) -> float:
 
 
 def before(problem: Problem, state: State) -> dict[str, Any]:
-    """Scores of all clients on arrival, and of the shared model where there is one."""
+    """Score all clients with the model they receive, and the shared model if there is one."""
     problem = problem.at(state.round).in_use
     sizes = test_sizes(problem)
     totals, pooled = np.zeros(len(sizes)), np.zeros(len(sizes))
@@ -70,7 +70,7 @@ def before(problem: Problem, state: State) -> dict[str, Any]:
 
 
 def score_before(problem: Problem, round: int, arrival: Arrival, shared_P: Tensor | None) -> tuple[float, float]:
-    """Sums of scores of one client: with its model on arrival, and with the shared one if there is one."""
+    """Return sums of scores of one client: with the model it receives, and with the shared one if there is one."""
     u, down, buffers_R, kept = arrival
     ask = problem.ask(u, buffers_R, round)
     y_P, _ = problem.method.begin(ask, down, kept.own)
@@ -91,7 +91,7 @@ def summary_before(
 
 
 def after(problem: Problem, state: State) -> dict[str, Any]:
-    """Scores of all clients after a local training that nobody keeps and that is not counted as work."""
+    """Score all clients after a local training that is then discarded and not counted as work."""
     problem = problem.at(state.round).in_use
     sizes = test_sizes(problem)
     totals = np.zeros(len(sizes))
@@ -101,11 +101,11 @@ def after(problem: Problem, state: State) -> dict[str, Any]:
 
 
 def score_after(problem: Problem, round: int, arrival: Arrival) -> float:
-    """Sum of scores of one client after its local training."""
+    """Return the sum of scores of one client after its local training."""
     method = problem.method
     u, down, buffers_R, kept = arrival
     trained = train(problem, round, arrival)
-    if trained is None:  # too little data for a single step: the client stays with what it got
+    if trained is None:  # too little data for a single step: the client keeps the received model
         y_P, _ = method.begin(problem.ask(u, buffers_R, round), down, kept.own)
     else:
         y_P, buffers_R, kept = trained.y_P, trained.buffers_R, trained.kept
@@ -114,7 +114,7 @@ def score_after(problem: Problem, round: int, arrival: Arrival) -> float:
 
 
 def shared_model(problem: Problem, state: State) -> Tensor | None:
-    """The one model all clients share, where they share its running statistics too."""
+    """Return the model that all clients share, or None; with personal running statistics there is none."""
     return None if problem.buffer_rule == "personal" else problem.method.shared(state.server)
 
 

@@ -1,4 +1,4 @@
-"""One client's local training: the plan of its batches, the steps, the reply."""
+"""Local training of one client: the plan of its batches, the steps, the reply."""
 
 import math
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ from fedncv.tree import tree_map
 class Step(NamedTuple):
     phase: int
     rows: Tensor  # positions among the client's training samples
-    number: int  # which batch of the client
+    number: int  # of the batch among the client's batches
 
 
 class Trained(NamedTuple):
@@ -31,10 +31,10 @@ class Trained(NamedTuple):
 
 
 def plan(method: Method, key: Key, num_samples: int, *, epochs: int, batch_size: int, smallest: int) -> list[Step]:
-    """The batches of a client's round, in order. A batch smaller than the model can take is left out."""
+    """Return the batches of a client's round, in order, without batches that are too small for the model."""
     phases = method.phases(epochs)
     total = sum(phase.epochs for phase in phases)
-    orders = permutation(fold(key, torch.arange(total)), num_samples)  # a row an epoch
+    orders = permutation(fold(key, torch.arange(total)), num_samples)  # one row per epoch
     starts = range(0, num_samples, batch_size)
     steps, epoch = [], 0
     for phase_number, phase in enumerate(phases):
@@ -49,7 +49,7 @@ def plan(method: Method, key: Key, num_samples: int, *, epochs: int, batch_size:
 
 
 def total_step(num_steps: int, lr: float, momentum: float) -> float:
-    """Sum of the factors with which ``num_steps`` gradients enter x - y.
+    """Return the sum of the factors with which ``num_steps`` gradients enter x - y.
 
     The k-th of K gradients enters with lr (1 + m + … + m^(K-k)) = lr (1 - m^(K-k+1)) / (1 - m).
     """
@@ -59,13 +59,13 @@ def total_step(num_steps: int, lr: float, momentum: float) -> float:
 
 
 def lr_of(problem: Problem, round: int) -> float:
-    """The learning rate of a round; a training that is measured behind the last one has the last one's."""
+    """Return the learning rate of a round; training measured after the last round uses that of the last round."""
     config = problem.config
     return config.lr * lr_factor(config.schedule, min(round, max(0, config.rounds - 1)), config.rounds)
 
 
 def train(problem: Problem, round: int, arrival: Arrival, *, share: float = 1.0) -> Trained | None:
-    """A client's round, or the first ``share`` of it; None where that leaves no training step to report."""
+    """Train a client for one round, or the first ``share`` of it; return None if that leaves no training step."""
     config, method, model = problem.config, problem.method, problem.model
     u, down, buffers_R, kept = arrival
     index = torch.from_numpy(problem.clients.train[u])
@@ -123,7 +123,7 @@ def train(problem: Problem, round: int, arrival: Arrival, *, share: float = 1.0)
     work = Work(sum(trained), moved_by, lr, mass)
     closing = problem.ask(u, buffers_R, round)
     up, own = method.finish(closing, y_P, work, down, own, scratch)
-    own = tree_map(torch.clone, own)  # a slice of a model would keep the whole of it in memory
+    own = tree_map(torch.clone, own)  # a slice of a model would keep the whole model in memory
     kept = Kept(own, buffers_R if problem.buffer_rule == "personal" else kept.buffers_R)
     return Trained(y_P, buffers_R, up, kept, samples, gradients, forwards, torch.stack(losses).mean())
 
@@ -147,7 +147,7 @@ def sgd(
         velocity_P = g_P if velocity_P is None else momentum * velocity_P + g_P
         g_P = velocity_P
     new_P = y_P - lr * g_P
-    if len(phase.trains) < 2:  # a frozen slice keeps its very bits
+    if len(phase.trains) < 2:  # a frozen slice keeps its exact bits
         trained = [name in phase.trains for name in ("body", "head")]
         new_P = torch.cat(
             [

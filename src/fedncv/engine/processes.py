@@ -1,4 +1,4 @@
-"""Clients on several processes of one machine, bit for bit what the sequential engine gives.
+"""Train clients in several processes of one machine, with the same bits as the sequential engine.
 
 Workers are forked, so they share the data's memory with the parent; messages go through pipes. The largest
 clients go first. A worker that dies (killed, out of memory) is replaced and its client is run again, which
@@ -27,11 +27,11 @@ from fedncv.engine.problem import Arrival, DivergedError, Problem, Settled, Stat
 from fedncv.engine.round import Draw, Outcome, draw, outcome, settle
 from fedncv.tree import tree_map
 
-TRIES = 3  # of one client, before its deaths are taken for its own fault
+TRIES = 3  # deaths of the worker of one client before the run stops
 
 
 class Job(NamedTuple):
-    """Something to do for one client, in any process that holds the problems."""
+    """Work for one client, in any process that holds the problems."""
 
     kind: Literal["train", "before", "after", "gradients"]
     run: int
@@ -42,7 +42,7 @@ class Job(NamedTuple):
 
 
 class WorkerError(ValueError):
-    """A worker cannot go on; the message says why."""
+    """A worker failed; the message says why."""
 
 
 def can_fork() -> bool:
@@ -54,7 +54,7 @@ def num_cores() -> int:
 
 
 def work(problems: Sequence[Problem], job: Job) -> Any:
-    """Return what a worker makes of a job."""
+    """Run one job and return its result."""
     problem = problems[job.run].at(job.round)
     if job.kind == "before":
         return score_before(problem, job.round, job.arrival, job.shared_P)
@@ -76,7 +76,7 @@ class Worker:
         self.connection, theirs = context.Pipe()
         inherited = [*others, self.connection]
         self.process = context.Process(target=_serve, args=(problems, theirs, inherited), daemon=True)
-        with warnings.catch_warnings():  # Python 3.12 warns of threads; a worker uses none of the parent's
+        with warnings.catch_warnings():  # Python 3.12 warns about threads; a worker does not use the parent's
             warnings.simplefilter("ignore", DeprecationWarning)
             self.process.start()
         theirs.close()
@@ -89,12 +89,12 @@ class Worker:
 
 
 class ProcessesEngine:
-    """Runs whose clients are trained by a pool of workers; ``close`` it, or use it in a ``with`` block."""
+    """Run clients in a pool of worker processes; ``close`` it, or use it in a ``with`` block."""
 
     def __init__(self, problems: Sequence[Problem], *, workers: int | None = None) -> None:
         self.problems = list(problems)
         self._pool = Pool(self.problems, workers or num_cores())
-        self._places = list(range(len(self.problems)))  # of the runs among those that the workers hold
+        self._places = list(range(len(self.problems)))  # index of each run among those that the workers hold
 
     def __enter__(self) -> "ProcessesEngine":
         return self
@@ -111,7 +111,7 @@ class ProcessesEngine:
         return [problem.layers for problem in self.problems]
 
     def only(self, runs: Sequence[int]) -> Self:
-        """Return the engine of some of its runs, with the same workers."""
+        """Return an engine for some of the runs, with the same workers."""
         other = copy.copy(self)
         other.problems = [self.problems[j] for j in runs]
         other._places = [self._places[j] for j in runs]
@@ -121,7 +121,7 @@ class ProcessesEngine:
         self._pool.close()
 
     def run_rounds(self, states: Sequence[State], drawn: Sequence[Draw] | None = None) -> list[Settled]:
-        """One round of every run; a run that diverged gives its error and leaves the others alone."""
+        """Run one round of every run; return the error of a run that diverged, and continue the others."""
         problems = self._at(states)
         drawn = drawn or [draw(problem, state.round) for problem, state in zip(problems, states, strict=True)]
         arrived = [list(arrivals(p, s, d.ids)) for p, s, d in zip(problems, states, drawn, strict=True)]
@@ -185,7 +185,7 @@ class ProcessesEngine:
         return list(totals.values())
 
     def _at(self, states: Sequence[State]) -> list[Problem]:
-        """The problems as they stand in this round."""
+        """Return the problems as they are in this round."""
         return [problem.at(state.round) for problem, state in zip(self.problems, states, strict=True)]
 
 
@@ -207,7 +207,7 @@ class Pool:
             self.workers.append(Worker(self._problems, [worker.connection for worker in self.workers]))
 
     def map(self, jobs: list[Job]) -> list[Any]:
-        """Return the result of every job, in their order; the largest are begun first."""
+        """Return the result of every job, in their order; the largest start first."""
         sizes = [len(self._problems[job.run].clients.train[job.arrival.client]) for job in jobs]
         waiting = sorted(range(len(jobs)), key=lambda i: sizes[i])  # taken from the end
         results: list[Any] = [None] * len(jobs)
@@ -215,7 +215,7 @@ class Pool:
         left = len(jobs)
         while left:
             self._start()
-            for worker in list(self.workers):  # one that turns out dead is taken out of the list
+            for worker in list(self.workers):  # a copy: a dead worker is removed from the list
                 if worker.job is None and waiting:
                     worker.job = waiting.pop()
                     if not _send(worker.connection, jobs[worker.job]):
@@ -239,7 +239,7 @@ class Pool:
         return results
 
     def _bury(self, worker: Worker, jobs: list[Job], deaths: list[int], waiting: list[int]) -> None:
-        """Take a dead worker out, and put its client back to be run first."""
+        """Remove a dead worker, and queue its client to run first."""
         i = worker.job
         assert i is not None
         worker.stop()
@@ -252,7 +252,7 @@ class Pool:
                 f"the worker that trained client {client} died {TRIES} times (exit code {worker.process.exitcode}; "
                 "-9 often means out of memory); use engine=sequential to see why"
             )
-        print(f"processes: a worker died at client {client}; the client is run again", file=sys.stderr)
+        print(f"processes: a worker died at client {client}; running the client again", file=sys.stderr)
         waiting.append(i)
 
 
@@ -265,13 +265,13 @@ def _send(connection: Connection, job: Job) -> bool:
 
 
 def _compact(tree: Any) -> Any:
-    """Copies of its own: of a view, pickle would send everything it is a view of."""
+    """Return copies: for a view, pickle would send the whole tensor that it is a view of."""
     return tree_map(lambda leaf: leaf.clone(memory_format=torch.contiguous_format), tree)
 
 
 def _serve(problems: Sequence[Problem], connection: Connection, inherited: list[Connection]) -> None:
-    """A worker's life: until the pipe closes, which it does when the parent goes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    """Serve jobs until the pipe closes, which happens when the parent ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     for other in inherited:
         other.close()
     torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""The protocol that every engine follows."""
+"""The interface of every engine."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, Self
@@ -8,7 +8,7 @@ from fedncv.engine.problem import Problem, Settled, State
 
 
 class Engine(Protocol):
-    """Run rounds and measurements of several runs that have ``choose.common`` in common.
+    """Run rounds and measurements of several runs with equal ``choose.common``.
 
     ``states`` holds one state for each of ``problems``, in the same order, and so does every list that is returned.
     """
@@ -17,22 +17,22 @@ class Engine(Protocol):
 
     @property
     def layers(self) -> list[str]:
-        """The layers that each run trains in. They decide the last digits of its numbers."""
+        """Layers that each run trains in. They decide the last digits of its numbers."""
 
     def run_rounds(self, states: Sequence[State]) -> list[Settled]:
-        """Run one round of every run; a run that diverged gives its error and leaves the others alone."""
+        """Run one round of every run; return the error of a run that diverged, and continue the others."""
 
     def before(self, states: Sequence[State]) -> list[dict[str, Any]]:
         """Score all clients before local training."""
 
     def after(self, states: Sequence[State]) -> list[dict[str, Any]]:
-        """Score all clients after a local training that is not kept."""
+        """Score all clients after a local training that is then discarded."""
 
     def gradients(self, states: Sequence[State]) -> Iterable[Gradients]:
         """Return the gradients of every client's samples, run by run."""
 
     def only(self, runs: Sequence[int]) -> Self:
-        """Return the engine of some of its runs, for when the others have stopped; ``close`` either of the two."""
+        """Return an engine for some of the runs, when the others have stopped; ``close`` one of the two."""
 
     def close(self) -> None:
         """Free what the engine holds outside of Python's memory."""

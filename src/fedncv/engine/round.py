@@ -1,4 +1,4 @@
-"""A round as every engine has it: who is drawn, what becomes of their replies, the new state and its row."""
+"""One round, the same in every engine: draw clients, collect their replies, return the new state and its row."""
 
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -17,11 +17,11 @@ from fedncv.tree import all_finite, leaves, num_bytes, stack
 
 
 class Draw(NamedTuple):
-    """Who was asked this round, and what becomes of them."""
+    """The clients drawn in a round, and how each of them will respond."""
 
     ids: sampling.Ids
     answers: list[bool]
-    shares: list[float]  # of the local steps that the client finishes
+    shares: list[float]  # share of the local steps that each client finishes
 
 
 class Reply(NamedTuple):
@@ -30,15 +30,16 @@ class Reply(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What became of one client that was asked."""
+    """Result of one drawn client."""
 
     client: int
     received_bytes: int
-    trained: Trained | None  # None: no answer, or no step to report
+    trained: Trained | None  # None: no reply, or no step to report
     finite: bool = True
 
 
 def draw(problem: Problem, round: int) -> Draw:
+    """Draw the clients of a round, and those of them that drop out or are slow."""
     config, n = problem.config, problem.federation.num_clients
     rng = generator(config.seed, "clients", round)
     if config.sampling == "uniform":
@@ -54,23 +55,23 @@ def draw(problem: Problem, round: int) -> Draw:
 
 
 def outcome(problem: Problem, arrival: Arrival, trained: Trained | None) -> Outcome:
-    """Return what became of a client that was asked; ``trained`` is None where it has nothing to report."""
+    """Return the result of a drawn client; ``trained`` is None if it has nothing to report."""
     received_bytes = wire_bytes(problem, arrival.down, arrival.buffers_R)
     return Outcome(arrival.client, received_bytes, trained, trained is None or is_finite(trained))
 
 
 def wire_bytes(problem: Problem, message: Any, buffers_R: Tensor) -> int:
-    """Return the bytes of a message to or from a client, with the running statistics unless those are its own."""
+    """Return the bytes of a message to or from a client, with the running statistics unless they are personal."""
     return num_bytes(message) + (0 if problem.buffer_rule == "personal" else num_bytes(buffers_R))
 
 
 def is_finite(trained: Trained) -> bool:
-    """Return whether every number that local training left is finite."""
+    """Return whether every number is finite after local training."""
     return all_finite((trained.y_P, trained.buffers_R, trained.up, trained.kept))
 
 
 def finite_rows(tree: Any) -> Tensor:
-    """Return for each of K clients, the leading axis of every tensor, whether all its numbers are finite."""
+    """Return whether all numbers are finite, for each of K clients (the leading axis of every tensor)."""
     tensors = [leaf for _, leaf in leaves(tree)]
     finite_K = torch.ones(len(tensors[0]), dtype=torch.bool, device=tensors[0].device)
     for tensor in tensors:
@@ -80,7 +81,7 @@ def finite_rows(tree: Any) -> Tensor:
 
 
 def collect(problem: Problem, replies: list[Reply]) -> tuple[Replies, Tensor]:
-    """The replies and their running statistics in the order of their ids, whatever order they came in."""
+    """Return the replies and their running statistics in the order of client ids, whatever order they came in."""
     replies = sorted(replies, key=lambda reply: reply.client)
     ids_S = torch.tensor([reply.client for reply in replies])
     device = problem.model.start_P.device
@@ -94,7 +95,7 @@ def collect(problem: Problem, replies: list[Reply]) -> tuple[Replies, Tensor]:
 
 
 def aggregate(problem: Problem, state: State, replies: list[Reply]) -> tuple[State, dict[str, float]]:
-    """Return the state after the server's half of a round, and numbers that its step gave a name.
+    """Return the state after the server's half of a round, and the named numbers of its step.
 
     Without a reply the server keeps its state.
     """
@@ -124,7 +125,10 @@ def aggregate(problem: Problem, state: State, replies: list[Reply]) -> tuple[Sta
 
 
 def settle(problem: Problem, state: State, drawn: Draw, outcomes: Iterable[Outcome]) -> tuple[State, dict[str, Any]]:
-    """The end of a round, the same in every engine: who is left out, what is counted, the new state, the row."""
+    """Finish a round: skip replies that are not finite, count the work, return the new state and the row.
+
+    Raise DivergedError if a reply or the server's step is not finite, except for replies with diverged=skip.
+    """
     replies: list[Reply] = []
     skipped: list[int] = []
     totals, lr = state.totals, lr_of(problem, state.round)
@@ -141,13 +145,13 @@ def settle(problem: Problem, state: State, drawn: Draw, outcomes: Iterable[Outco
         else:
             raise DivergedError(
                 f"client {client} diverged in round {state.round + 1}: loss {float(trained.loss):.3g}, update not "
-                f"finite at lr {lr:g}; try a lower lr, or diverged=skip to leave such replies out"
+                f"finite at lr {lr:g}; try a lower lr, or diverged=skip to skip such replies"
             )
     state, numbers = aggregate(problem, state._replace(totals=totals), replies)
-    # what the next client would be sent: all that matters of the server, without a look at every client's row
+    # check the message to the next client: it holds all that matters, and no other client's row is read
     if replies and not all_finite(messages(problem, state, drawn.ids[:1])):
         raise DivergedError(
-            f"the server diverged in round {state.round}: its step is not finite though all replies were; "
+            f"the server diverged in round {state.round}: its step is not finite although all replies were; "
             "try a smaller server step (server_lr, momentum)"
         )
     losses = [float(reply.trained.loss) for reply in replies]

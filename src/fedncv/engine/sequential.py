@@ -27,7 +27,7 @@ def _outcomes(problem: Problem, state: State, drawn: Draw) -> Iterator[Outcome]:
 
 
 class SequentialEngine:
-    """Several runs, one after the other."""
+    """Run several runs, one after the other."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = list(problems)
@@ -63,7 +63,7 @@ class SequentialEngine:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """One intra-op thread: the same bits on every machine with the same kernels, and no slower on small models."""
+    """Use one intra-op thread: the same bits on every machine with the same kernels, and not slower on small models."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

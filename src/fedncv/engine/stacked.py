@@ -1,8 +1,8 @@
-"""The stacked engine: all clients of a round, of several runs of a study, as one batch.
+"""The stacked engine: train all clients of a round, of several runs, as one batch.
 
-Client pieces of the method run under ``torch.vmap`` over stacked rows; the server's half runs per run, in the
-order of ids, with the code of the sequential engine. Runs may differ in ``choose.OWN``: seed, learning rate, who
-holds what, who is drawn. A run is known by its place in the stack, not by its seed.
+The client's functions of the method run under ``torch.vmap`` over stacked rows; the server's half runs per run, in
+the order of ids, with the code of the sequential engine. Runs may differ in ``choose.OWN``: seed, learning rate,
+partition, draw of clients. A run is identified by its place in the stack, not by its seed.
 
 K rows (clients of this round in all runs), J runs, F phases.
 """
@@ -33,11 +33,11 @@ from fedncv.tree import row, stack, tree_map
 
 
 class CannotStackError(ValueError):
-    """The model or the method has a part that ``torch.vmap`` cannot run, or that looks at padding."""
+    """The model or the method has a part that ``torch.vmap`` cannot run, or that reads padding."""
 
 
 class Arrived(NamedTuple):
-    """What K clients begin a round with."""
+    """Messages and state with which K clients begin a round."""
 
     rows: Ints  # of the resident tables
     down: Any
@@ -46,7 +46,7 @@ class Arrived(NamedTuple):
 
 
 class Replied(NamedTuple):
-    """What local training left, for the clients ``who`` of those that arrived."""
+    """Results of local training, for the clients ``who`` of those that arrived."""
 
     who: Ints
     y_KP: Tensor
@@ -58,7 +58,7 @@ class Replied(NamedTuple):
 
 
 class StackedEngine:
-    """Holds data and graphs for runs of one method, model, dataset and shape."""
+    """Hold data and graphs for runs of one method, model, dataset and shape."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class StackedEngine:
     ) -> None:
         first = problems[0]
         if first.stream is not None:
-            raise CannotStackError("samples that arrive while it trains change the clients' sizes")
+            raise CannotStackError("samples that arrive during training change the clients' sizes")
         if not all(first.model.same_buffers(problem.model) for problem in problems):
             raise CannotStackError("the model draws buffers from its seed, and these runs have several seeds")
         fused = fusible(first) if fused is None else fused
@@ -84,7 +84,7 @@ class StackedEngine:
         self.device = first.model.start_P.device
         self.capacity = capacity or len(problems) * min(first.config.per_round, first.federation.num_clients)
         self.ratio = ratio
-        self.used = 0  # samples that clients were to train on, of those computed
+        self.used = 0  # samples that clients trained on, of those computed
         self.computed = 0
         self._start_JP = torch.stack([problem.model.start_P for problem in problems])
         self._seeds = [problem.config.seed for problem in problems]
@@ -101,7 +101,7 @@ class StackedEngine:
         return ["stacked"] * len(self.problems)
 
     def only(self, runs: Sequence[int]) -> Self:
-        """Return the engine of some of its runs, with all that is recorded."""
+        """Return an engine for some of the runs, with all recorded graphs."""
         other = copy.copy(self)
         other.problems = [self.problems[j] for j in runs]
         other.resident = self.resident.only(runs)
@@ -114,14 +114,14 @@ class StackedEngine:
     # ---- rounds ----------------------------------------------------------------------------------------
 
     def run_rounds(self, states: Sequence[State], drawn: Sequence[Draw] | None = None) -> list[Settled]:
-        """One round of every run; a run that diverged gives its error and leaves the others alone."""
+        """Run one round of every run; return the error of a run that diverged, and continue the others."""
         while True:
             try:
                 return self._run_rounds(states, drawn)
-            except torch.cuda.OutOfMemoryError:  # outside of training, which goes on by itself
+            except torch.cuda.OutOfMemoryError:  # outside of training, which handles this by itself
                 if self.capacity == 1:
                     raise
-            self._halve(self.capacity)  # less for the stack is more for the rest; states are values: run it again
+            self._halve(self.capacity)  # a smaller stack frees memory; states are values: repeat the round
 
     def _run_rounds(self, states: Sequence[State], drawn: Sequence[Draw] | None) -> list[Settled]:
         t = states[0].round
@@ -145,7 +145,7 @@ class StackedEngine:
         return settled
 
     def arrive(self, states: Sequence[State], ids: Sequence[sampling.Ids], *, in_use: bool = False) -> Arrived:
-        """The servers' messages to these clients of each run, beside what the clients have kept."""
+        """Return the servers' messages to these clients of each run, and the state that the clients have kept."""
         present = [j for j, each in enumerate(ids) if len(each)]
         problems = [problem.in_use if in_use else problem for problem in self.problems]
         sent = [messages(problems[j], states[j], ids[j]) for j in present]
@@ -160,7 +160,7 @@ class StackedEngine:
         return Arrived(rows, down, buffers_KR, own)
 
     def _kept(self, rows: Ints, kept: list[Kept | None]) -> tuple[Any, Tensor]:
-        """``own`` and personal statistics, stacked; made now for clients that never took part."""
+        """Return ``own`` and personal statistics, stacked; create them for clients that never took part."""
         new = np.flatnonzero([each is None for each in kept])
         fresh: Any = None
         start_R = self.model.start_R
@@ -180,9 +180,9 @@ class StackedEngine:
         return own, torch.stack(buffers)
 
     def train(self, arrived: Arrived, plan: Plan) -> Replied:
-        """Local training of everyone who has a step to make, as many at a time as there is room for."""
+        """Train all clients that have a step to make, as many at a time as fit in memory."""
         groups = [plan.who]
-        if len(plan.who) > self.capacity:  # alike together: the fewest idle rows
+        if len(plan.who) > self.capacity:  # similar numbers of steps together: the fewest idle rows
             order = np.argsort(-plan.counts.steps_KF[plan.who].sum(1), kind="stable")
             groups = [plan.who[order[i : i + self.capacity]] for i in range(0, len(order), self.capacity)]
         done: list[Replied] = []
@@ -194,7 +194,7 @@ class StackedEngine:
             except torch.cuda.OutOfMemoryError:
                 if self.capacity == 1:
                     raise
-            # after the except block: until then the error holds on to everything that was tried
+            # after the except block: until then the error keeps the failed tensors alive
             self._halve(len(group))
             pieces = [group, *groups]
             groups = [g[i : i + self.capacity] for g in pieces for i in range(0, len(g), self.capacity)]
@@ -210,7 +210,7 @@ class StackedEngine:
         self.capacity = -(-min(self.capacity, clients) // 2)
         self._stage = None
         torch.cuda.empty_cache()
-        print(f"stacked: out of memory, going on with {self.capacity} clients at a time", file=sys.stderr)
+        print(f"stacked: out of memory, continuing with {self.capacity} clients at a time", file=sys.stderr)
 
     def _train_group(self, arrived: Arrived, plan: Plan, who: Ints) -> Replied:
         if not len(who):
@@ -233,7 +233,7 @@ class StackedEngine:
         moving = Moving(y_KP, y_KP.new_zeros(len(who), width), buffers_KR, scratch, y_KP.new_zeros(len(who)))
         moving = tree_map(lambda leaf: leaf.clone(memory_format=torch.contiguous_format), moving)
         fixed = Fixed(down, own, ask.client, y_KP.new_tensor(self._lrs(plan, who)))
-        # before they train: what is copied to a busy device waits for it
+        # before training: a copy to a busy device waits for it
         work = self._work(plan, who, fixed.lr)
         num_steps = torch.from_numpy(plan.counts.steps_KF[who].sum(1)).to(self.device, y_KP.dtype)
         computed = stage.computed
@@ -259,7 +259,7 @@ class StackedEngine:
         return Replied(who, moving.y_P, moving.buffers_R, up, own, moving.loss / num_steps, plan.counts)
 
     def _work(self, plan: Plan, who: Ints, lr_K: Tensor) -> Work:
-        """What these clients will have done."""
+        """Return the work of these clients in this round."""
         config = self.config
         trained_KF = plan.counts.trained_KF(self.method, config.epochs)[who]
         mass = [
@@ -294,10 +294,10 @@ class StackedEngine:
             Outcome(int(r) % num_clients, received, *trained.get(k, (None, True))) for k, r in enumerate(arrived.rows)
         ]
 
-    # ---- what runs and clients are asked ---------------------------------------------------------------
+    # ---- plans and asks --------------------------------------------------------------------------------
 
     def plan(self, rows: Ints, shares: list[float], round: int) -> Plan:
-        """The batches of these clients, drawn on the device."""
+        """Draw the batches of these clients, on the device."""
         config, ids = self.config, rows % self.resident.num_clients
         seeds = [self._seeds[j] for j in self._run_of(rows).tolist()]
         n_K = self.resident.train.sizes[rows]
@@ -335,7 +335,7 @@ class StackedEngine:
             self._planned = drawn, self.plan(rows, _shares(drawn), round)
 
     def asks(self, rows: Ints, round: int) -> Asks:
-        """What these clients ask outside their steps."""
+        """Return the asks of these clients outside their steps."""
         seeds = [self._seeds[j] for j in self._run_of(rows).tolist()]
         keys = orders.keys_for(seeds, "client", round, rows % self.resident.num_clients)
         clients = self.resident.clients(rows)
@@ -345,7 +345,7 @@ class StackedEngine:
         return rows // self.resident.num_clients
 
     def _lrs(self, plan: Plan, who: Ints) -> list[float]:
-        """The learning rate of each of these clients: its run's, this round."""
+        """Return the learning rate of each of these clients: that of its run in this round."""
         lr_J = [lr_of(problem, plan.round) for problem in self.problems]
         return [lr_J[j] for j in self._run_of(plan.rows[who]).tolist()]
 
@@ -363,16 +363,16 @@ class StackedEngine:
 
     @property
     def waste(self) -> float:
-        """Share of the computed samples that were padding or rows of clients already done."""
+        """Share of the computed samples that were padding or rows of finished clients."""
         return 1 - self.used / self.computed if self.computed else 0.0
 
     def _try(self) -> None:
-        """One step of two clients. What vmap cannot run is found out here, not in the middle of a study."""
+        """Train one step of two clients, to find what vmap cannot run here and not in the middle of a study."""
         problem = self.problems[0]
         example = problem.dataset.inputs(torch.arange(min(2, len(problem.dataset.x))), problem.dtype)
         try:
             if padding_changes(problem.model, self.model, example):
-                raise CannotStackError("a layer lets the samples of a batch see each other")
+                raise CannotStackError("a layer mixes the samples of a batch")
             ids = np.argsort(-problem.clients.sizes, kind="stable")[:2]
             states = [start(each) for each in self.problems]
             arrived = self.arrive(states, [np.sort(ids), *[ids[:0]] * (len(self.problems) - 1)])
@@ -385,10 +385,10 @@ class StackedEngine:
 
 
 def fusible(problem: Problem) -> bool:
-    """Fused layers are faster on a GPU; their kernels are written for float32."""
+    """Return whether fused layers can run: they are for GPUs, where they are faster, and for float32."""
     return HAVE_KERNELS and problem.model.start_P.is_cuda and problem.dtype == torch.float32
 
 
 def _shares(drawn: Sequence[Draw]) -> list[float]:
-    """Of the steps each client finishes; one that never answers makes none."""
+    """Return the share of its steps that each client finishes; 0 if it never replies."""
     return [share if answer else 0.0 for d in drawn for share, answer in zip(d.shares, d.answers, strict=True)]

@@ -1,4 +1,4 @@
-"""Scores of all clients of all runs, stacked: what ``evaluate`` measures one client at a time.
+"""Score all clients of all runs, stacked; ``evaluate`` does the same one client at a time.
 
 Test samples are cut into blocks of one client each, and many blocks go through the model at once.
 """
@@ -29,7 +29,7 @@ PARAMETERS = 1 << 27  # of all models in one forward pass
 
 
 def before(engine: StackedEngine, states: Sequence[State]) -> list[dict[str, Any]]:
-    """``evaluate.before`` of every run."""
+    """Return ``evaluate.before`` of every run."""
     shape = (len(states), engine.resident.num_clients)
     totals, pooled = np.zeros(shape), np.zeros(shape)
     shared = [shared_model(p, s) for p, s in zip(engine.problems, states, strict=True)]
@@ -58,7 +58,7 @@ def before(engine: StackedEngine, states: Sequence[State]) -> list[dict[str, Any
 
 
 def after(engine: StackedEngine, states: Sequence[State]) -> list[dict[str, Any]]:
-    """``evaluate.after`` of every run."""
+    """Return ``evaluate.after`` of every run."""
     totals = np.zeros((len(states), engine.resident.num_clients))
     work = engine.used, engine.computed
     for arrived, rows in _groups(engine, states):
@@ -90,7 +90,7 @@ def after(engine: StackedEngine, states: Sequence[State]) -> list[dict[str, Any]
 def scores(
     engine: StackedEngine, rows: Ints, x_KP: Tensor, buffers_KR: Tensor, offset_KC: Tensor | None = None
 ) -> NDArray[np.float64]:
-    """Sum of the scores of each client's test samples, at its own parameters."""
+    """Return the sum of the scores of each client's test samples, at its own parameters."""
     resident, model, task = engine.resident, engine.model, engine.problems[0].task
     sizes = resident.test.sizes[rows]
     block = int(min(BLOCK, sizes.max()))
@@ -125,13 +125,13 @@ def scores(
 
 
 def _prediction(method: Method, ask: Ask, y_P: Tensor, down: Any, own: Any) -> tuple[Tensor, ...]:
-    """Parameters, running statistics and, where there is one, the offset that a client predicts with."""
+    """Return the parameters, running statistics and, if there is one, the offset that a client predicts with."""
     x_P, buffers_R, offset_C = method.predict(ask, y_P, down, own)
     return (x_P, buffers_R) if offset_C is None else (x_P, buffers_R, offset_C)
 
 
 def _groups(engine: StackedEngine, states: Sequence[State]) -> Iterator[tuple[Arrived, Ints]]:
-    """Clients with test samples, of all runs in order, as many at a time as there is room for their models."""
+    """Yield the clients with test samples, of all runs in order, as many at a time as their models fit in memory."""
     num_clients = engine.resident.num_clients
     rows = np.flatnonzero(engine.resident.test.sizes)
     size = max(1, min(max(GROUP, engine.capacity), 4 * PARAMETERS // engine.model.layout.num_parameters))

@@ -1,7 +1,7 @@
-"""Where stacked clients train: fixed memory, one vmapped step, a CUDA graph for each number of active clients.
+"""Train stacked clients in fixed memory: one vmapped step, and a CUDA graph for each number of active clients.
 
-Clients lie in rows, those with the most steps first, so that the active ones are always the first k. The k
-rows of a step are rounded up to a bucket; a row behind the active ones computes something nobody reads, since
+Each client is a row, those with the most steps first, so that the active ones are always the first k. The k rows
+of a step are rounded up to a bucket. The rows after the active ones compute values that are never read, because
 every client's result was copied out after its last step.
 """
 
@@ -24,7 +24,7 @@ RATIO = 1.08  # between neighbouring bucket sizes: half of it is the mean share 
 
 
 class Moving(NamedTuple):
-    """What a step changes, a row a client."""
+    """Tensors that a step changes, one row per client."""
 
     y_P: Tensor
     velocity_P: Tensor
@@ -34,7 +34,7 @@ class Moving(NamedTuple):
 
 
 class Fixed(NamedTuple):
-    """What a step reads only."""
+    """Tensors that a step only reads."""
 
     down: Any
     own: Any
@@ -43,14 +43,14 @@ class Fixed(NamedTuple):
 
 
 class Calls(NamedTuple):
-    """Questions of one step."""
+    """Number of gradients and forward passes in one step."""
 
     gradients: int = 0
     forwards: int = 0
 
 
 def buckets(capacity: int, ratio: float = RATIO) -> list[int]:
-    """Sizes up to ``capacity``, each at most ``ratio`` times the next smaller one, or one more.
+    """Return sizes up to ``capacity``, each at most ``ratio`` times the next smaller one, or one more.
 
     >>> buckets(20, ratio=1.3)
     [1, 2, 3, 4, 5, 6, 7, 9, 11, 14, 18, 20]
@@ -94,7 +94,7 @@ class Stage:
     def run_phase(
         self, phase: int, rows: Ints, steps: Ints, table: Table, moving: Moving, fixed: Fixed, *, round: int
     ) -> None:
-        """Train the clients ``rows``, who have this many ``steps`` each, most first; ``moving`` is changed in place."""
+        """Train the clients ``rows``, with ``steps`` steps each, most first; change ``moving`` in place."""
         assert (np.diff(steps) <= 0).all(), "clients with the most steps come first"
         row_K = torch.from_numpy(rows).to(self._device)
         self._round = round
@@ -115,7 +115,7 @@ class Stage:
             active = still
 
     def _keep_table(self, phase: int, table: Table) -> None:
-        """Into fixed memory, long enough for the client with the most steps."""
+        """Copy the table into fixed memory, long enough for the client with the most steps."""
         if phase not in self._tables:
             steps, batch = int(self._most_steps[phase]), table.index_TBK.shape[1]
             self._tables[phase] = Table(
@@ -143,7 +143,7 @@ class Stage:
         return self._round if self._round_matters.get(phase) else None
 
     def _capture(self, phase: int, k: int) -> torch.cuda.CUDAGraph:
-        """Record one step of k clients; the trial run before it is undone."""
+        """Record one step of k clients; undo the trial run before it."""
         assert self._moving is not None
         saved = [(leaf, leaf[:k].clone()) for _, leaf in leaves(self._moving)]
         step = self._step.clone()
@@ -209,7 +209,7 @@ class Stage:
 
 
 def overwrite(targets: list[Tensor], sources: list[Tensor]) -> None:
-    """Targets take the sources' values, also where a source is a view of some target's memory."""
+    """Copy the sources into the targets, also if a source is a view of some target's memory."""
     memory = {target.untyped_storage().data_ptr() for target in targets}
     stays = [s.data_ptr() == t.data_ptr() and s.stride() == t.stride() for t, s in zip(targets, sources, strict=True)]
     sources = [
@@ -222,7 +222,7 @@ def overwrite(targets: list[Tensor], sources: list[Tensor]) -> None:
 
 
 def _load(memory: Any, tree: Any, row_K: Tensor, capacity: int) -> Any:
-    """The rows of ``tree`` into the fixed memory, which is made at the first call."""
+    """Copy the rows of ``tree`` into the fixed memory, which the first call allocates."""
     if memory is None:
         memory = tree_map(lambda leaf: leaf.new_zeros(capacity, *leaf.shape[1:]), tree)
     for (_, kept), (_, new) in itertools.zip_longest(leaves(memory), leaves(tree)):

@@ -1,8 +1,8 @@
 """The error of a server's step over the draw of clients, at one frozen state.
 
-    step(S) = x - model(aggregate(server, answers of S))        the method's own aggregate, nothing rewritten; the
-                                                                model is the one that clients begin with
-    error   = step(S) - step(all)                               all: everybody answers, and was certain to
+    step(S) = x - model(aggregate(server, answers of S))        the method's own aggregate, unchanged; the model
+                                                                is the one that clients begin with
+    error   = step(S) - step(all)                               all: all answer, each with probability 1
 
 Most servers are affine in their answers, in one of three forms. With d_u = step({u}), the step if u alone answered:
 
@@ -10,14 +10,14 @@ Most servers are affine in their answers, in one of three forms. With d_u = step
     ratio   step(S) = sum_S n_u d_u / sum_S n_u                 self-normalised weights
     sum     step(S) = b + sum_S (d_u - b)                       Horvitz-Thompson weights; b is known before the draw
 
-A method does not declare its form: each is tried against the method's aggregate, with every client in one of the
-trials, and where none gives its steps to rounding ("none": FedAdam, FedAdp, …) every draw goes through the aggregate.
+A method does not declare its form: each form is tried against the method's aggregate, with every client in one of the
+trials. If no form gives its steps up to rounding ("none": FedAdam, FedAdp, …), every draw goes through the aggregate.
 In a form the error is sum_k a_k v_k with v known and a(S) random, so every moment of it needs only E[a], E[a a'] and
 inner products:
 
     mean squared error  E|error|^2 = sum_kl E[a_k a_l] <v_k, v_l>  =  |E error|^2 + Var  =  bias^2 + variance
 
-E[a a'] is in closed form for mean and sum under uniform draws; otherwise over all draws where they can be listed;
+E[a a'] has a closed form for mean and sum under uniform draws; otherwise it is over all draws if they can be listed;
 otherwise over keyed draws, the same for every method, with jackknife intervals (unit of resampling: the draw).
 
 Letters: N clients that answer, D draws, K = N + 1 vectors (the last is constant), P parameters.
@@ -42,9 +42,9 @@ from fedncv.observatory.remembered import named_rows
 from fedncv.tree import row, tree_map
 
 Form = Literal["mean", "ratio", "sum", "none"]
-MOST_LISTED = 20_000  # draws, above which some are drawn instead
-MOST_AGGREGATED = 200  # draws that go through the aggregate one by one
-ROUNDING = 1e-9  # of the largest step: what a form may miss
+MOST_LISTED = 20_000  # draws; above this a sample of them is drawn
+MOST_AGGREGATED = 200  # most draws that go through the aggregate one by one
+ROUNDING = 1e-9  # tolerance of a form, relative to the largest step
 
 
 class Interval(NamedTuple):
@@ -61,8 +61,8 @@ class Interval(NamedTuple):
 
 class Draws(NamedTuple):
     in_DN: Tensor  # 1 where the client answers, float64
-    listed: bool  # all draws there are, equally likely
-    num_drawn: int | None  # m, where the draw is uniform, m of the N that answer
+    listed: bool  # these are all possible draws, equally likely
+    num_drawn: int | None  # m, if the draw is uniform: m of the N that answer
 
     @property
     def how(self) -> str:
@@ -79,16 +79,16 @@ class Weights(NamedTuple):
 
 
 class Server(NamedTuple):
-    """A frozen server and everybody's answers."""
+    """A frozen server and the answers of all clients."""
 
     x_P: Tensor
     state: object
     sizes_N: Tensor
     inclusion_N: Tensor
     answer: Callable[[Tensor, bool], object]
-    """(places among the answers, was everybody certain to answer?) -> the server's next state."""
+    """(places among the answers, whether all were certain to answer) -> the server's next state."""
     step: Callable[[Tensor, bool], Tensor]
-    """The same -> x - its model."""
+    """The same arguments -> x - the model of the next state."""
 
     @property
     def p_N(self) -> Tensor:
@@ -96,7 +96,7 @@ class Server(NamedTuple):
 
 
 def frozen_server(problem: Problem, state: State, answers: Everyone) -> Server:
-    """The server at ``state``, in float64, with the method's own aggregate."""
+    """Return the server at ``state``, in float64, with the method's own aggregate."""
     problem = problem.at(state.round)
     method, device = problem.method, answers.ids_N.device
     server, ids = doubled(state.server), answers.ids_N
@@ -128,9 +128,9 @@ def frozen_server(problem: Problem, state: State, answers: Everyone) -> Server:
 
 
 def draws_of(problem: Problem, state: State, answers: Everyone, *, num_draws: int) -> Draws:
-    """All draws of the study's sampling where they can be listed, else ``num_draws`` keyed by seed and round.
+    """Return all draws of the study's sampling if they can be listed, else ``num_draws`` keyed by seed and round.
 
-    A draw in which nobody answers leaves the server as it is, and is left out.
+    A draw without an answer does not change the server, and is left out.
     """
     problem = problem.at(state.round)
     config, ids = problem.config, answers.ids_N.cpu().numpy()
@@ -158,7 +158,7 @@ def _draw(problem: Problem, rng: np.random.Generator) -> sampling.Ids:
 
 
 def weights(form: Form, draws: Draws, n_N: Tensor) -> Weights:
-    """a(S) of the form for every draw, with a constant 1 behind, and its moments.
+    """Return a(S) of the form for every draw, followed by a constant 1, and its moments.
 
     Uniform draws of m: E[1_u] = m/N, E[1_u 1_v] = m(m-1)/(N(N-1)); mean divides by m, and by m^2.
     """
@@ -189,14 +189,14 @@ class Errors(NamedTuple):
     weights: Weights
     v_KP: Tensor
     how: str
-    listed: bool  # the draws are all there are
+    listed: bool  # the draws are all possible ones
     d_NP: Tensor  # the step if u alone answered
     base_P: Tensor  # b in the form "sum", 0 in others
     full_P: Tensor  # the step if all answered
 
 
 def errors_of(server: Server, draws: Draws, answers: Everyone) -> Errors:
-    """The errors of a server over these draws, in the simplest form that is its own."""
+    """Return the errors of a server over these draws, in the simplest form that it has."""
     everybody = torch.arange(len(server.sizes_N), device=draws.in_DN.device)
     full_P, trials = server.step(everybody, True), _trials(server, draws)
     pair_P = server.step(everybody[:2], False)
@@ -221,7 +221,7 @@ def errors_of(server: Server, draws: Draws, answers: Everyone) -> Errors:
 
 
 class Trials(NamedTuple):
-    """Steps by the aggregate itself, of groups in which every client is once, and of two draws."""
+    """Steps of the aggregate itself: of groups that hold every client once, and of two draws."""
 
     in_TN: Tensor
     steps_TP: Tensor
@@ -236,7 +236,7 @@ def _trials(server: Server, draws: Draws) -> Trials:
 
 
 def find_form(server: Server, trials: Trials, d_NP: Tensor, base_P: Tensor) -> Form:
-    """The first form that gives the aggregate's own steps in all trials, to rounding."""
+    """Return the first form that gives the aggregate's own steps in all trials, up to rounding."""
     in_TN, steps_TP = trials
     largest = torch.linalg.vector_norm(torch.cat([d_NP, steps_TP]), dim=1).max()
     forms: tuple[Form, ...] = ("mean", "ratio", "sum")
@@ -249,11 +249,11 @@ def find_form(server: Server, trials: Trials, d_NP: Tensor, base_P: Tensor) -> F
 
 
 def guesses(server: Server, answers: Everyone) -> Iterator[Tensor]:
-    """d_u = k + omega_u (Delta_u - beta h_u), as servers with a memory step, and with beta = 0 those without.
+    """Yield d_u = k + omega_u (Delta_u - beta h_u): the steps of servers with a memory, and with beta = 0 without one.
 
-    k and beta are those of two clients' steps; omega_u = 1 or p_u / P(u in S); a client never seen has h_u = 0 or the
-    mean of those seen. A guess is worth nothing before the trials: every client is in one of them. It saves the
-    aggregate of every client by itself.
+    k and beta fit the steps of two clients; omega_u = 1 or p_u / P(u in S); a client never seen has h_u = 0 or the
+    mean of those seen. Only the trials, which hold every client, confirm a guess. A right guess saves aggregating
+    every client alone.
     """
     delta_NP, p_N = answers.delta_NP, server.p_N
     everybody = torch.arange(len(p_N), device=delta_NP.device)
@@ -277,7 +277,7 @@ def guesses(server: Server, answers: Everyone) -> Iterator[Tensor]:
 
 
 def _drawn_errors(server: Server, draws: Draws, d_NP: Tensor, full_P: Tensor) -> Errors:
-    """Each draw through the aggregate: the errors themselves are the vectors, each drawn once."""
+    """Pass each draw through the aggregate: the errors themselves are the vectors, each drawn once."""
     chosen_DN, listed = draws.in_DN, draws.listed
     if len(chosen_DN) > MOST_AGGREGATED:
         places = np.random.Generator(np.random.Philox(key=len(chosen_DN))).permutation(len(chosen_DN))
@@ -301,7 +301,7 @@ class Spread(NamedTuple):
 
 
 def spread(of: Weights, v_KP: Tensor, other_KP: Tensor | None = None) -> Spread:
-    """Moments of sum_k a_k v_k, or of it and another error with the same coefficients.
+    """Return moments of sum_k a_k v_k, or of it and another error with the same coefficients.
 
     Exact:   second = sum_kl E[a_k a_l] <v_k, w_l>,  bias2 = <sum E[a_k] v_k, sum E[a_k] w_k>,  variance the rest.
     Drawn:   with e_i, f_i of the D draws, second = mean <e_i, f_i>, and without the noise of the mean in them
@@ -327,7 +327,7 @@ def spread(of: Weights, v_KP: Tensor, other_KP: Tensor | None = None) -> Spread:
 
 
 def each_product(of: Weights, gram_KK: Tensor) -> Tensor:
-    """<e_i, f_i> of every draw i."""
+    """Return <e_i, f_i> of every draw i."""
     return ((of.a_DK @ gram_KK) * of.a_DK).sum(dim=1)
 
 
@@ -339,7 +339,7 @@ def jackknife(value: Tensor, without_D: Tensor) -> Interval:
 
 
 def of_means(function: Callable[..., Tensor], *scalars_D: Tensor, exact: bool) -> Interval:
-    """``function`` of the means of scalars of every draw, with its jackknife interval."""
+    """Return ``function`` of the means over draws of these scalars, with its jackknife interval."""
     value = function(*(x_D.mean() for x_D in scalars_D))
     if exact:
         return Interval.exact(value)

@@ -1,4 +1,4 @@
-"""Named studies: functions that return a `Study`. The paper's tables and figures, and the quick one."""
+"""Named studies: functions that return a `Study`, for the paper's tables and figures and for a quick trial."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,10 +12,10 @@ FIG3 = (
     "fedavg", "fedavgm", "fedprox", "scaffold", "feddyn", "fedgen", "fedlc", "moon", "fedrep", "fedper",
     "pfedsim", "fedncv",
 )  # fmt: skip
-# Beside the paper's methods: no federation at all, the paper's equations as printed, and what the label prior
-# alone does for the shared-head methods, so that the table shows what the control variates add.
+# In addition to the paper's methods: no federation at all, the paper's equations as printed, and the shared-head
+# methods with the label prior, so that the table shows what the control variates add.
 BESIDE = ("local", "fedncv-paper", "fedavg+prior", "fedavgm+prior", "scaffold+prior")
-# What `fedncv study table1 --tune` chose (docs/results/table1.tar.xz), where it is not the protocol's 0.01
+# Learning rates chosen by `fedncv study table1 --tune` (docs/results/table1.tar.xz), if not the protocol's 0.01
 TUNED_ON_CIFAR10 = {
     "fedavg": 0.03,
     "fedprox": 0.03,
@@ -104,7 +104,7 @@ def table2() -> Study:
 
 
 def ablation() -> Study:
-    """Each part of FedNCV off alone, on alone, and on other methods."""
+    """FedNCV without each part, FedAvg with each part alone, and the parts on other methods."""
     off_alone = [f"fedncv:{part}=off" for part in ("drift", "even", "prior", "momentum", "average", "blend")]
     more = [
         "fedncv+memory:beta=learned", "fedncv:drift=off+memory:beta=learned", "fedncv:drift.alpha=learned",
@@ -133,7 +133,7 @@ def ablation() -> Study:
 
 
 def robustness() -> Study:
-    """Other skews, other numbers of clients, other draws, with everything else as tuned on Table 1's CIFAR-10."""
+    """Other label skews, numbers of clients and draws, with the learning rates tuned for Table 1 on CIFAR-10."""
     methods = (*TABLE1, "local", "fedavg+prior", "fedavgm+prior", "scaffold+prior")
     variants: dict[str, dict[str, Any]] = {
         "alpha-0.05": {"partition": "dirichlet:alpha=0.05"},
@@ -157,7 +157,7 @@ def robustness() -> Study:
 
 
 def smoke() -> Study:
-    """The built-in digits among 20 clients, in a few minutes on a laptop: what `make run` trains."""
+    """The built-in digits divided among 20 clients: a few minutes on a laptop. `make run` trains this study."""
     recipe = RECIPES["smoke"]()
     return Study(
         name="smoke",

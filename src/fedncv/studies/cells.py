@@ -1,4 +1,4 @@
-"""The runs of a study on disk: made, compared with the study, and asked what became of them."""
+"""Create the runs of a study on disk, compare them with the study, and list those that failed."""
 
 import json
 from pathlib import Path
@@ -12,17 +12,17 @@ from fedncv.study import NEUTRAL, PARTITION, Cell, Study
 
 
 def check_study(study: Study) -> None:
-    """Raise ValueError before a folder is made."""
+    """Raise ValueError if the study or a name in it is wrong, before a folder is made."""
     study.check()
     for cell in study.cells():
         check(cell.config)
 
 
 def prepare(out: Path, cells: list[Cell]) -> list[Path]:
-    """The runs that are to go on, with a folder for each; one that holds another config is refused.
+    """Return the folders of the runs that have not ended, and create those that are missing.
 
-    A run that failed is not tried again: it would fail in the same round. Device and engine may have changed
-    since a run was begun; it keeps its own.
+    Raise ValueError if a folder holds a run with other settings. A failed run is not repeated: it would fail in the
+    same round. A run that has started keeps its own device and engine, even if the study's have changed.
     """
     left = []
     for folder, config in cells:
@@ -31,12 +31,12 @@ def prepare(out: Path, cells: list[Cell]) -> list[Path]:
             found = read_config(path)
             if differing := _differing(found, config):
                 raise ValueError(
-                    f"{path} holds a run with other settings than the study's ({', '.join(differing)}); "
+                    f"{path} holds a run whose settings differ from the study's ({', '.join(differing)}); "
                     "choose another --out"
                 )
             if _is_over(path):
                 continue
-            if found != config and not (path / STATE).exists():  # not begun: it takes the new device
+            if found != config and not (path / STATE).exists():  # not started: it takes the new device
                 store.create(path, config, overwrite=True)
         else:
             store.create(path, config)
@@ -50,7 +50,7 @@ def _differing(found: RunConfig, config: RunConfig) -> list[str]:
 
 
 def _is_over(folder: Path) -> bool:
-    """Finished or failed. Where rows are damaged it goes on, for a checkpoint may mend them."""
+    """Return whether the run finished or failed. With damaged rows it is resumed: a checkpoint may repair them."""
     try:
         return read_run(folder).status != "unfinished"
     except ValueError:
@@ -58,13 +58,13 @@ def _is_over(folder: Path) -> bool:
 
 
 def failures(out: Path, cells: list[Cell]) -> list[str]:
-    """The runs that failed, with the reason each left in its metrics."""
+    """Return the runs that failed, each with the reason from its metrics."""
     runs = [read_run(out / cell.folder) for cell in cells if is_run(out / cell.folder)]
     return [f"{run.folder}: {run.rows[-1]['failed']}" for run in runs if run.status == "failed"]
 
 
 def write_partition(folder: Path, config: RunConfig) -> None:
-    """How many samples of each class each client holds under this seed, beside the runs of the column."""
+    """Write how many samples of each class each client holds with this seed, into the column's folder."""
     path = folder / PARTITION
     if path.exists():
         return

@@ -1,4 +1,4 @@
-"""What a study will cost, before it is begun: runs, samples, bytes, and time by a short calibration."""
+"""Estimate the cost of a study before it starts: runs, samples, bytes, and time from a short calibration."""
 
 import time
 from dataclasses import replace
@@ -12,38 +12,38 @@ from fedncv.engine.protocol import Engine
 from fedncv.engine.sequential import one_thread
 from fedncv.study import Cell
 
-USUAL = 50_000  # samples of a dataset that is not in the registry, such as a folder of pictures
+USUAL = 50_000  # assumed samples of a dataset that is not in the registry, such as a folder of pictures
 
 
 class Cost(NamedTuple):
-    """Of one run. What is not known is None."""
+    """Cost of one run; None if it is unknown."""
 
-    samples: float  # expected: which clients are drawn decides
+    samples: float  # expected; the exact number depends on the draw of clients
     bytes: float | None
     seconds: float | None
 
 
 def expected_samples(config: RunConfig) -> float:
-    """rounds · clients drawn · epochs · training samples of the mean client; uniform draws, nobody drops out."""
+    """Return rounds · clients drawn · epochs · mean training samples of a client, for uniform draws without dropout."""
     samples = _num_samples(config.data) * (1 - config.test_share)
     return config.rounds * config.per_round * config.epochs * samples / config.clients
 
 
 def measured_samples(config: RunConfig) -> float:
-    """Samples trained on only to measure "after": every client once each time, and not counted as work."""
+    """Return the samples trained on only to measure "after": every client once each time, not counted as work."""
     times = 1 + (max(0, config.rounds - 1) // config.after_every if config.after_every else 0)
     return times * config.epochs * _num_samples(config.data) * (1 - config.test_share)
 
 
 def _num_samples(data: str) -> int:
-    """Samples of a dataset; one that is not in the registry is taken for a usual one."""
+    """Return the number of samples of a dataset; ``USUAL`` if it is not in the registry."""
     return DATASETS[data].num_images if data in DATASETS else USUAL
 
 
 def calibrate(configs: list[RunConfig]) -> Cost:
-    """A round of runs that differ in their seed only, together as the study runs them; the cost of one of them.
+    """Return the cost of one of these runs, which differ only in the seed, from one round of all of them together.
 
-    Time grows with the samples trained, measuring "after" included; other measurements come on top.
+    Time grows with the samples trained, including those for "after"; other measurements come on top.
     """
     problems = [build(config) for config in configs]
     problems = [problem._replace(dataset=problems[0].dataset) for problem in problems]
@@ -73,7 +73,7 @@ def _round(engine: Engine, states: list[State]) -> tuple[list[State], list[dict[
 
 
 def _why_absent(config: RunConfig) -> str:
-    """Why the dataset is not here, or nothing: asked for once, however many methods there are."""
+    """Return why the dataset cannot be loaded, or an empty text; called once per dataset."""
     try:
         load(config.data, config.data_dir or None)
     except (ValueError, OSError) as error:
@@ -82,13 +82,15 @@ def _why_absent(config: RunConfig) -> str:
 
 
 def costs(cells: list[Cell]) -> list[tuple[str, str, int, Cost, str]]:
-    """(column, method, runs, cost of one, why something is unknown), a line a column and method.
+    """Return (column, method, runs, cost of one, why something is unknown) for each column and method.
 
-    Runs that only tune count with the column they tune.
+    Tuning runs count for the column they tune.
     """
     groups: dict[RunConfig, list[Cell]] = {}
     for cell in cells:
-        alike = replace(cell.config, seed=0, lr=1.0, eval_every=0, after_every=0, probe="")  # a round is the same
+        alike = replace(
+            cell.config, seed=0, lr=1.0, eval_every=0, after_every=0, probe=""
+        )  # they do not change a round
         groups.setdefault(alike, []).append(cell)
     whys = {config.data: _why_absent(config) for config in {cell.config.data: cell.config for cell in cells}.values()}
     lines = []

@@ -1,7 +1,7 @@
-"""Groups of runs in several processes: side by side they fill a GPU that one stack of a few seeds does not.
+"""Train groups of runs in several processes: together they use a GPU better than one stack of a few seeds.
 
-What happens in a process is told to the one that watches, in the order in which it happened there. Ctrl-C stops
-every process as it stops a single one: nothing is lost, and the same command goes on.
+Each process reports its events to the parent, in order. Ctrl-C stops every process as it stops a single one: nothing
+is lost, and the same command resumes them.
 """
 
 import contextlib
@@ -19,11 +19,11 @@ PAUSE = 0.1  # seconds between two looks at the processes
 
 
 class JobError(ValueError):
-    """Some processes could not go on; the message says why, of each."""
+    """Some processes failed; the message gives the reason of each."""
 
 
 def run_groups(groups: list[list[Path]], jobs: int, watch: Watch) -> None:
-    """Every group in a process of its own, ``jobs`` of them at a time. One that fails does not stop the others."""
+    """Train each group in its own process, ``jobs`` at a time. Raise JobError at the end if some failed."""
     context = multiprocessing.get_context("spawn")  # a fork would share the GPU's handles
     told: Any = context.Queue()
     waiting, failed = deque(groups), list[str]()
@@ -45,7 +45,7 @@ def run_groups(groups: list[list[Path]], jobs: int, watch: Watch) -> None:
         for process in running:
             process.terminate()
         while any(process.is_alive() for process in running):
-            with contextlib.suppress(queue.Empty):  # a process ends when all it had to tell was taken
+            with contextlib.suppress(queue.Empty):  # a process ends only after its events were read
                 told.get(timeout=PAUSE)
         raise
     if failed:
@@ -53,7 +53,7 @@ def run_groups(groups: list[list[Path]], jobs: int, watch: Watch) -> None:
 
 
 def _listen(told: Any, watch: Watch, failed: list[str]) -> None:
-    """All that was told by now."""
+    """Pass on all events that have arrived."""
     while True:
         try:
             name, *given = told.get(timeout=PAUSE)
@@ -66,7 +66,7 @@ def _listen(told: Any, watch: Watch, failed: list[str]) -> None:
 
 
 def _work(group: list[Path], told: Any) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes; the first one passes it on
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes; the parent terminates them
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     watch = Watch(
         begin=lambda folders, rounds: told.put(("begin", folders, rounds)),

@@ -1,4 +1,4 @@
-"""Fair tuning: the same learning rates for every method, on seeds that are not reported, chosen before those start."""
+"""Fair tuning: the same learning rates for every method, on seeds that are not reported, before the others start."""
 
 import math
 from collections.abc import Callable
@@ -12,7 +12,7 @@ Run = Callable[[list[Cell]], None]  # runs cells to their end
 
 
 def tune(study: Study, out: Path, run: Run, save: Callable[[Study], None]) -> Study:
-    """The study with every learning rate chosen, and saved. Trials are kept on disk, so nothing is tuned twice."""
+    """Choose every learning rate, save the study and return it. Trials stay on disk, so nothing is tuned twice."""
     open_pairs = study.untuned()
     if not open_pairs:
         return study
@@ -29,7 +29,10 @@ def tune(study: Study, out: Path, run: Run, save: Callable[[Study], None]) -> St
 
 
 def score(out: Path, cells: list[Cell], metric: str) -> float:
-    """Mean over the tuning seeds at the last round; a seed that did not finish rules the learning rate out."""
+    """Return the mean over the tuning seeds at the last round; -inf if a seed failed.
+
+    Raise ValueError if a run is unfinished.
+    """
     runs = [read_run(out / cell.folder) for cell in cells]
     if any(run.status == "unfinished" for run in runs):
         raise ValueError(f"tuning is not finished: {out / cells[0].folder.parent}; run the same command again")
@@ -40,7 +43,7 @@ def score(out: Path, cells: list[Cell], metric: str) -> float:
 
 
 def choose(scores: dict[float, float]) -> float:
-    """The learning rate with the best score; the smaller one of equals, and where all diverged.
+    """Return the learning rate with the best score; the smallest if several are equal or all diverged.
 
     >>> choose({0.01: 0.5, 0.03: 0.6, 0.1: 0.6})
     0.03
