@@ -118,3 +118,27 @@ def test_stacked_clients_get_what_they_get_alone():
     for i in range(2):
         alone = answers(x[i], y[i], start_R, stacked=False)
         assert_close(tuple(part[i] for part in together), alone, rtol=1e-10, atol=1e-12)
+
+
+def test_another_ask_differs_in_what_is_given_only_and_notes_the_same_work():
+    problem, ask, batch = asked()
+    prior_C = vector(1.0, 0.0, -2.0)
+    changed = ask.replace(prior_C=prior_C).replace(phase=3)
+    assert changed.phase == 3
+    assert torch.equal(changed.prior_C, prior_C)  # a second change keeps the first
+    changed.grad(problem.model.start_P, batch)
+    assert ask.notes.num_gradients == 1
+
+
+def test_statistics_that_were_received_are_those_it_has_unless_given():
+    problem, ask, _ = asked()
+    assert ask.received_R is ask.buffers_R
+    other_R = problem.model.start_R + 1
+    assert problem.ask(0, problem.model.start_R, 0, received_R=other_R).received_R is other_R
+
+
+def test_it_is_noted_whether_the_round_was_looked_at():
+    _, ask, _ = asked()
+    assert not ask.notes.saw_round
+    assert ask.round == 0
+    assert ask.notes.saw_round

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from federations import tiny, vector
+from torch.testing import assert_close
 
 from fedncv.engine.problem import start
 from fedncv.engine.sequential import run_round
@@ -10,10 +11,13 @@ from fedncv.keys import key_for
 from fedncv.methods.base import (
     Replies,
     ServerAsk,
+    Sums,
     aggregate,
+    combined,
     for_all,
+    moved_by,
 )
-from fedncv.methods.fedavg import fedavg
+from fedncv.methods.fedavg import Server, fedavg
 
 
 def test_the_same_message_for_all_is_not_copied():
@@ -51,3 +55,18 @@ def test_numbers_of_a_step_are_in_the_row_of_the_round():
     clashing = tiny(fedavg()._replace(step=lambda *given: fedavg().step(*given)._replace(numbers={"loss": 1.0})))
     with pytest.raises(ValueError, match="'loss'"):
         run_round(clashing, start(clashing))
+
+
+def test_a_server_moves_by_its_step():
+    stepped = moved_by(Server(vector(5.0)), vector(2.0))
+    assert_close(stepped.server.x_P, vector(3.0))
+    assert_close(stepped.move_P, vector(2.0))
+
+
+def test_a_method_that_combines_is_given_its_server_and_the_replies():
+    """And one that does not is given sums: the two forms."""
+    method = fedavg()._replace(combine=lambda server, replies: (server, replies))
+    server, replies = Server(vector(1.0)), Replies((), torch.tensor([0]), vector(1.0), torch.ones(1))
+    assert combined(method, server, replies) == (server, replies)
+    assert isinstance(combined(fedavg(), server, replies), Sums)
+    assert (method.form, fedavg().form) == ("each reply", "sums")

@@ -3,12 +3,16 @@
 import numpy as np
 import pytest
 import torch
-from federations import bare_fedncv, everyone, inside, model_of, quadratics, tiny, train, vector
+from federations import bare_fedncv, everyone, federation, inside, model_of, quadratics, tiny, train, vector
 from torch.testing import assert_close
 
+from fedncv.engine import evaluate
 from fedncv.engine.local import train as train_client
 from fedncv.engine.problem import arrivals, start
 from fedncv.estimators import WeightedSum, weighted_mean
+from fedncv.methods import find_method
+from fedncv.methods.switches.drift import Config as DriftConfig
+from fedncv.methods.switches.drift import with_drift
 from fedncv.tree import leaves, num_bytes
 
 
@@ -145,3 +149,37 @@ def test_what_travels_is_one_more_array_down_and_one_number_up():
     model = num_bytes(problem.model.start_P)
     assert num_bytes(arrival.down) == 2 * model
     assert num_bytes(train_client(problem, 0, arrival).up) == model + 8
+
+
+def test_sums_begin_with_the_models_shape():
+    server = find_method("fedavg+drift").init(vector(1.0, 2.0), federation())
+    assert server.sum_c.total_P.shape == server.sum_alpha_c.total_P.shape == (2,)
+    assert server.sum_c.size.shape == ()
+    assert server.sum_c.total_P.dtype == torch.float64
+
+
+@pytest.mark.parametrize("missing", [{"model": None}, {"reveals": {"delta_Q": "the body"}}])
+def test_it_is_refused_where_clients_send_no_update_of_a_shared_model(missing):
+    with pytest.raises(ValueError, match="send their update of a shared model"):
+        with_drift(find_method("fedavg")._replace(**missing))
+
+
+def test_the_memory_can_be_at_the_clients():
+    problem = tiny("fedavg+drift:memory=clients", per_round=2)
+    assert problem.method.form == "sums"
+    assert torch.isfinite(model_of(train(problem, rounds=3))).all()
+
+
+def test_a_method_that_needs_each_reply_sees_them_without_what_the_switch_added():
+    problem = tiny("fedgen:generator_steps=2,hidden=8,generated=4+drift", per_round=2)
+    state = train(problem, rounds=3)
+    assert torch.isfinite(model_of(state)).all()
+    assert 0 <= evaluate.after(problem, state)["after"] <= 1
+
+
+@pytest.mark.parametrize("name", ["alpha", "rate"])
+def test_knobs_are_from_zero_to_one(name):
+    assert [getattr(DriftConfig(**{name: value}), name) for value in (0.0, 1.0)] == [0, 1]
+    for value in (-0.1, 1.5):
+        with pytest.raises(ValueError, match=f"{name} must be from 0 to 1, not {value}"):
+            DriftConfig(**{name: value})

@@ -5,6 +5,8 @@ import torch
 from federations import everyone, inside, model_of, quadratics, tiny, train
 from torch.testing import assert_close
 
+from fedncv.engine import evaluate
+from fedncv.engine.local import train as train_client
 from fedncv.engine.problem import arrivals, start
 from fedncv.methods import find_method
 from fedncv.tree import leaves
@@ -55,7 +57,10 @@ def test_two_rounds_with_half_a_correction_and_momentum_by_hand():
     v = 0.525/2 + 0.459375.
     """
     problem = quadratics("fedncv-sums:drift=0.5,momentum=0.5,prior=off,even=off", steps=1)
-    state = train(problem, rounds=2)
+    first = train(problem)
+    deltas = [train_client(problem, 1, a).up.up.delta_P.item() for a in arrivals(problem, first, everyone(0, 1).ids)]
+    assert deltas == pytest.approx([0.36125, 0.5575])
+    state = train(problem, state=first)
     assert [float(state.kept[u].own.c_P) for u in (0, 1)] == pytest.approx([4.475, 13.9])
     assert float(model_of(state)) == pytest.approx(4.475 - 0.2625 - 0.459375)
 
@@ -70,9 +75,17 @@ def test_a_client_that_comes_late_is_not_corrected_in_its_first_round():
     state = train(problem, ids=[0, 1], rounds=2)
     (late,) = arrivals(problem, state, everyone(3).ids)
     assert float(late.down.c_bar_P.abs().max()) > 0
-    from fedncv.engine.local import train as train_client
-
     (bare,) = arrivals(plain, start(plain)._replace(server=state.server.server, buffers=state.buffers), everyone(3).ids)
     ours, theirs = train_client(problem, 2, late), train_client(plain, 2, bare)
     assert torch.equal(ours.up.up.delta_P, theirs.up.delta_P)
     assert float(ours.up.new) == 1
+
+
+def test_a_method_keeps_what_is_its_own_beside_it():
+    """MOON keeps its previous model; before a client's first round it is the initial one."""
+    problem = tiny("moon+drift:memory=clients", per_round=2)
+    state = train(problem, ids=[0, 1])
+    late, known = arrivals(problem, state, everyone(2, 1).ids)
+    assert torch.equal(late.kept.own.own, problem.model.start_P)
+    assert not torch.equal(known.kept.own.own, problem.model.start_P)
+    assert 0 <= evaluate.after(problem, state)["after"] <= 1

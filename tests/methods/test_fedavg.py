@@ -4,7 +4,8 @@ K steps of length lr from x give  x - y = r_u (x - b_u),  r_u = 1 - (1 - lr a_u)
 """
 
 import pytest
-from federations import answer, federation, quadratics, train, vector
+import torch
+from federations import answer, federation, quadratics, tiny, train, vector
 from torch.testing import assert_close
 
 from fedncv.methods import find_method
@@ -48,3 +49,17 @@ def test_the_server_step_scales_the_mean_update():
 def test_a_server_step_of_zero_is_refused():
     with pytest.raises(ValueError, match="server_lr must be above 0, not 0"):
         find_method("fedavg:server_lr=0")
+
+
+def test_a_client_predicts_with_its_model_and_its_statistics():
+    problem = tiny("fedavg")
+    ask = problem.ask(0, problem.model.start_R + 1, 0)
+    used = problem.method.predict(ask, problem.model.start_P, None, ())
+    assert used.x_P is problem.model.start_P
+    assert used.buffers_R is ask.buffers_R
+
+
+def test_the_server_takes_another_model():
+    method = find_method("fedavg")
+    server = method.with_model(method.init(torch.zeros(2), None), torch.ones(2))
+    assert torch.equal(method.model(server), torch.ones(2))

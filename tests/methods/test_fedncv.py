@@ -12,8 +12,6 @@ from fedncv.engine.local import train as train_client
 from fedncv.engine.problem import arrivals
 from fedncv.methods import METHODS, find_method, in_full
 from fedncv.methods.switches import SWITCHES
-from fedncv.methods.switches.drift import Config as DriftConfig
-from fedncv.methods.switches.memory import Config as MemoryConfig
 from fedncv.tree import leaves
 
 CASES = {
@@ -199,12 +197,6 @@ def test_the_average_is_handed_out_and_training_goes_on_from_the_last_model():
 def test_what_is_off_takes_no_memory(knobs, kept):
     held = {part for path, _ in leaves(train(tiny(bare_fedncv(**knobs))).server) for part in path.split(".")}
     assert held & {"h", "c", "alpha", "v_P", "a_P"} == set(kept.split())
-
-
-@pytest.mark.parametrize("config", [DriftConfig, MemoryConfig])
-def test_the_ends_of_the_ranges_are_taken(config):
-    for name in {"alpha", "rate", "beta", "forget"} & set(config.__dataclass_fields__):
-        assert [getattr(config(**{name: value}), name) for value in (0.0, 1.0)] == [0, 1]
 
 
 @pytest.mark.parametrize(

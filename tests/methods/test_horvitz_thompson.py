@@ -13,6 +13,7 @@ from fedncv.engine.problem import State, arrivals
 from fedncv.methods import find_method
 from fedncv.methods.base import Replies, ServerAsk, aggregate
 from fedncv.methods.fedavg import Up
+from fedncv.methods.switches.horvitz_thompson import with_horvitz_thompson
 
 
 @pytest.mark.parametrize("memory", ["off", "fixed", "adaptive"])
@@ -39,3 +40,9 @@ def test_weights_of_two_rounds_by_hand():
         replies = Replies(Up(vector(8.0)[None]), torch.tensor([0]), vector(size), half)
         server = aggregate(method, ask, server, replies).server
         assert_close(model_of(State(0, server, (), {})), vector(x))
+
+
+@pytest.mark.parametrize("text", ["fedper", "scaffold", "fedadp", "fednova", "mifa"])
+def test_it_is_refused_where_there_are_no_such_weights(text):
+    with pytest.raises(ValueError, match="averages updates by samples"):
+        with_horvitz_thompson(find_method(text))

@@ -3,13 +3,16 @@
 import numpy as np
 import pytest
 import torch
-from federations import bare_fedncv, inside, model_of, quadratics, tiny, train
+from federations import answer, bare_fedncv, federation, inside, model_of, quadratics, tiny, train, vector
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedncv.engine.problem import start
 from fedncv.engine.sequential import run_round
 from fedncv.estimators import running_beta
+from fedncv.methods import find_method
+from fedncv.methods.switches.memory import Config as MemoryConfig
+from fedncv.methods.switches.memory import with_memory
 
 
 def test_beta_is_fixed_before_the_draw():
@@ -145,3 +148,36 @@ def test_a_learned_beta_is_in_the_row_of_every_round_and_a_fixed_one_is_not():
     assert run_round(problem, state)[1]["beta"] == pytest.approx(learned)
     fixed = tiny(bare_fedncv(memory="fixed"), per_round=2)
     assert "beta" not in run_round(fixed, start(fixed))[1]
+
+
+@pytest.mark.parametrize(("unseen", "x"), [("mean", -4.0), ("zero", -4.5)])
+def test_a_client_never_seen_by_hand(unseen, x):
+    """Delta = 1 of the first: x = -1. Then 3 of the second: 1 + 3 - 1 where h_bar = 1 = h_1, and 1/2 + 3 - 0."""
+    method = find_method(f"fedavg+memory:unseen={unseen}")
+    server = answer(method, method.init(vector(0.0), federation()), {0: (vector(1.0),)})
+    server = answer(method, server, {1: (vector(3.0),)})
+    assert_close(server.server.x_P, vector(x))
+
+
+def test_a_learned_beta_stays_below_one():
+    """Moments that say 3/2, two clients of one size, h = (2, 4): Delta_0 = 0 gives beta (h_bar - h_0)."""
+    method = find_method("fedavg+memory:beta=learned")
+    server = answer(method, method.init(vector(0.0), federation()), {0: (vector(2.0),), 1: (vector(4.0),)})
+    moments = server.moments._replace(cov=vector(3.0)[0], var=vector(2.0)[0])
+    start_x = server.server.x_P
+    after = answer(method, server._replace(moments=moments), {0: (vector(0.0),)})
+    assert_close(start_x - after.server.x_P, vector(3.0 - 2.0))  # h_bar - h_0, with beta = 1 and not 3/2
+
+
+@pytest.mark.parametrize("text", ["fedper", "scaffold", "fedadp", "fednova"])
+def test_it_is_refused_where_updates_are_not_averaged_by_samples(text):
+    with pytest.raises(ValueError, match="averages updates by samples"):
+        with_memory(find_method(text))
+
+
+@pytest.mark.parametrize("name", ["beta", "forget"])
+def test_knobs_are_from_zero_to_one(name):
+    assert [getattr(MemoryConfig(**{name: value}), name) for value in (0.0, 1.0)] == [0, 1]
+    for value in (-0.1, 1.5):
+        with pytest.raises(ValueError, match=f"{name} must be from 0 to 1, not {value}"):
+            MemoryConfig(**{name: value})

@@ -10,6 +10,8 @@ from fedncv.methods import find_method
     [
         ("fedncv:tau=0", "fedncv:prior=off"),
         ("fedncv:even=false", "fedncv:even=off"),
+        ("fedncv:even=true,tau=2", "fedncv:even=on,prior.tau=2"),
+        ("fedncv:memory=adaptive,forget=0.5", "fedncv+memory:beta=learned,forget=0.5"),
         ("fedncv:drift=adaptive,rate=1", "fedncv:drift.alpha=learned,drift.rate=1"),
         ("fedncv:memory=adaptive,drift=off", "fedncv:drift=off+memory:beta=learned"),
         ("fedncv:memory=fixed,beta=0.7,weights=ht", "fedncv+memory:beta=0.7+ht"),

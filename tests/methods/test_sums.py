@@ -28,9 +28,14 @@ def test_a_weighted_sum_by_hand():
 
 def test_sums_by_hand():
     """n = (1, 3): a by samples has the mean (2 + 3 * 6) / 4 and the sum 20, b by one (1 + 5) / 2 and 6."""
-    up = namedtuple("Up", "a b")
-    replies = Replies(up(vector(2.0, 6.0), vector(1.0, 5.0)), torch.tensor([0, 4]), vector(1.0, 3.0), torch.ones(2))
+    up = namedtuple("Up", "a b c")
+    c_SP = torch.stack([vector(2.0, 0.0, 4.0), vector(6.0, 8.0, 0.0)])
+    replies = Replies(
+        up(vector(2.0, 6.0), vector(1.0, 5.0), c_SP), torch.tensor([0, 4]), vector(1.0, 3.0), torch.ones(2)
+    )
     sums = sums_of(replies, {"b": "one"})
+    assert_close(sums.mean("c"), vector(5.0, 6.0, 1.0))
+    assert_close(sums.sum("c"), vector(20.0, 24.0, 4.0))
     assert [float(each("a")) for each in (sums.mean, sums.sum)] == [5, 20]
     assert [float(each("b")) for each in (sums.mean, sums.sum)] == [3, 6]
     assert (float(sums.samples), sums.num_replies) == (4, 2)

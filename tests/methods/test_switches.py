@@ -1,6 +1,7 @@
 """Switches for every shared method: the label prior, even samples, server momentum, and how they go together."""
 
 import math
+from collections import namedtuple
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,6 +20,7 @@ from fedncv.methods.fedavg import fedavg
 from fedncv.methods.switches import label_prior
 from fedncv.methods.switches.label_prior import Config as PriorConfig
 from fedncv.methods.switches.label_prior import log_prior, with_prior
+from fedncv.methods.switches.through import through
 from fedncv.tree import leaves
 
 
@@ -183,3 +185,16 @@ def test_knobs_of_switches_out_of_range_are_refused(text):
     name, value = text.partition(":")[2].split("=")
     with pytest.raises(ValueError, match=f"{name} must be .*, not {value}"):
         find_method(f"fedavg+{text}")
+
+
+def test_a_state_around_the_servers_is_looked_through():
+    """The model is set, and what is handed out is made, one level down."""
+    Around = namedtuple("Around", "server mine")
+    plain = find_method("fedavg+average")
+    method = through(plain)
+    state = Around(plain.init(torch.zeros(2), None), "mine")
+    moved = method.with_model(state, torch.ones(2))
+    assert torch.equal(method.model(moved), torch.ones(2))
+    assert moved.mine == "mine"
+    ids_S = torch.arange(3)
+    assert torch.equal(method.hand_out(moved, ids_S).x_P, plain.hand_out(moved.server, ids_S).x_P)

@@ -26,10 +26,6 @@ class Config:
     server_lr: float = 1.0
     """Server step, above 0. A constant Delta moves the model by server_lr / (1 - beta) * Delta per round."""
 
-    def __post_init__(self) -> None:
-        server_momentum.Config(beta=self.beta)
-        FedAvgConfig(server_lr=self.server_lr)
-
 
 def fedavgm(config: Config = Config()) -> Method:
     momentum = server_momentum.Config(beta=config.beta, nesterov=config.nesterov)

@@ -25,10 +25,6 @@ class Config:
     server_lr: float = 1.0
     """Server step, above 0."""
 
-    def __post_init__(self) -> None:
-        memory.Config(beta=self.beta)
-        FedAvgConfig(server_lr=self.server_lr)
-
 
 def fedstale(config: Config = Config()) -> Method:
     remembers = memory.Config(beta=config.beta, unseen="zero")
