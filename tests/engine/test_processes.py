@@ -100,7 +100,7 @@ def test_a_killed_worker_is_replaced_and_nothing_changes(fatal, capsys):
         assert len(engine.pids) == 2
     same(state, expected)
     assert killed_row == row
-    assert "the client is run again" in capsys.readouterr().err
+    assert "running the client again" in capsys.readouterr().err
 
 
 def test_a_worker_killed_between_rounds_is_replaced(fatal):

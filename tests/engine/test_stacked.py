@@ -270,7 +270,7 @@ def test_out_of_memory_halves_the_stack_and_goes_on(monkeypatch, capsys):
     monkeypatch.setattr(engine, "_train_group", small_memory)
     got, got_rows = runs(engine, 2)
     assert engine.capacity == 1
-    assert "going on with 1 clients" in capsys.readouterr().err
+    assert "continuing with 1 clients" in capsys.readouterr().err
     close(got[0], expected[0])
     close_rows(got_rows[1][0], rows[1][0])
 
