@@ -28,6 +28,20 @@ def full_fedncv(knobs="", more=""):
 FULL_FEDNCV = full_fedncv()
 
 
+def bare_fedncv(
+    *, memory="off", beta=1.0, weights="self_normalised", drift="off", alpha=1.0, rate=0.5, momentum=0.0, average=0.0
+):
+    """Return FedNCV with everything off but these."""
+    text = "fedavg"
+    if memory != "off":
+        text += f"+memory:beta={'learned' if memory == 'adaptive' else beta}"
+    if weights == "ht":
+        text += "+ht"
+    if drift != "off":
+        text += f"+drift:alpha=learned,rate={rate}" if drift == "adaptive" else f"+drift:alpha={alpha}"
+    return text + f"+momentum:beta={momentum}+average:share={average}"
+
+
 def inside(server, name):
     """Return the field ``name`` of a server's state, or of the state that a switch has put around it."""
     while not hasattr(server, name):

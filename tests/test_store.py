@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from federations import FULL_FEDNCV
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import fedncv
@@ -197,6 +198,44 @@ def test_a_run_goes_on_as_what_it_was_begun_as_or_not_at_all(tmp_path, monkeypat
     resumed = fedncv.resume(folder)
     for (path, a), (_, b) in zip(leaves(whole.state.server), leaves(resumed.state.server), strict=True):
         assert torch.equal(a, b), path
+
+
+def _change_header(run, change):
+    """Write the checkpoint anew with another header."""
+    path = run / "state.safetensors"
+    with safe_open(path, framework="pt") as file:
+        header = json.loads(file.metadata()["fedncv"])
+    change(header)
+    save_file(load_file(path), path, {"fedncv": json.dumps(header)})
+
+
+def test_a_knob_that_a_version_did_not_know_has_its_default(tmp_path):
+    folder = tmp_path / "run"
+    fedncv.simulate(out=folder, method="fedavg+momentum", **QUICK)
+    _change_header(folder, lambda header: header.update(method="fedavg:server_lr=1.0+momentum:beta=0.5"))
+    store.load_state(folder, build(read_run(folder).config))
+
+
+def test_a_run_of_a_version_that_cannot_be_resumed_says_so_in_one_line(tmp_path, capsys):
+    """FedNCV before it was a chain; and a method whose server kept its state in another form."""
+    for method, change in {
+        "fedncv": lambda header: header.update(method="fedncv:memory=off,drift=fixed,tau=1.0,momentum=0.5"),
+        "fedvarp": lambda header: None,
+    }.items():
+        folder = tmp_path / method
+        fedncv.simulate(out=folder, method=method, **QUICK)
+        _change_header(folder, change)
+        if method == "fedvarp":
+            tensors = load_file(folder / "state.safetensors")
+            with safe_open(folder / "state.safetensors", framework="pt") as file:
+                header = json.loads(file.metadata()["fedncv"])
+            tensors["state.server.x_P"] = tensors.pop("state.server.server.x_P")
+            header["check"] = store._checksum(tensors)
+            save_file(tensors, folder / "state.safetensors", {"fedncv": json.dumps(header)})
+        assert main(["resume", str(folder)]) == 2
+        (line,) = set(capsys.readouterr().err.splitlines())
+        assert "version of fedncv" in line
+        assert "--overwrite" in line
 
 
 def test_a_setting_that_a_version_did_not_know_has_its_default(run):

@@ -259,7 +259,14 @@ def read_state(folder: Path, problem: Problem) -> State:
 def _check_config(folder: Path, header: dict[str, Any], problem: Problem) -> None:
     """Raise ValueError if settings differ from the checkpoint's; machine and measurement settings may differ."""
     ours, theirs = problem.config, from_dict(tomllib.loads(header["config"]), where=str(folder / STATE))
-    begun, now = header.get("method") or _in_full(theirs.method), _in_full(ours.method)
+    now = _in_full(ours.method)
+    try:
+        begun = _in_full(header.get("method") or theirs.method)  # knobs added since then have their defaults
+    except ValueError:
+        raise ValueError(
+            f"an older version of fedncv trained {folder}, and its {theirs.method} cannot be resumed by this one; "
+            "resume it with that version, or repeat it with --overwrite"
+        ) from None
     differing = differences(theirs, ours, but=named("machine", "measurement"))
     if begun == now:  # the same method, spelled differently
         differing.pop("method", None)
@@ -393,6 +400,9 @@ def _restore(
     try:
         state = _fill(template, "state", _Stored(folder, tensors, numbers, problem.model.start_P.device))
     except KeyError as error:
-        raise ValueError(f"the checkpoint has no {error}: another version of fedncv wrote it; repeat the run") from None
+        raise ValueError(
+            f"another version of fedncv wrote {folder / STATE}, and this one cannot resume it (it has no {error}); "
+            "resume it with that version, or repeat it with --overwrite"
+        ) from None
     assert isinstance(state, State)
     return state

@@ -13,7 +13,7 @@ from fedncv.engine.problem import DivergedError, arrivals, start
 from fedncv.engine.round import draw
 from fedncv.engine.sequential import run_round
 from fedncv.methods import find_method
-from fedncv.methods.base import BufferRule
+from fedncv.methods.base import BufferRule, Prediction
 
 
 def test_fedavg_stops_where_algebra_says():
@@ -183,7 +183,7 @@ def test_before_and_after_are_the_clients_own_models():
 def test_pooled_is_the_shared_model_without_anything_personal():
     base = find_method("fedavg")
     offset = torch.tensor([100.0, 0.0, 0.0], dtype=torch.float64)  # everybody predicts class 0
-    problem = tiny(base._replace(predict=lambda _ask, y_P, _down, _own: (y_P, offset)))
+    problem = tiny(base._replace(predict=lambda ask, y_P, _down, _own: Prediction(y_P, ask.buffers_R, offset)))
     plain = tiny("fedavg")
     state = train(plain, rounds=2)
     with_offset, without = evaluate.before(problem, state), evaluate.before(plain, state)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from agreement import HARD, QUICK, close, close_rows, runs, same
-from federations import FULL_FEDNCV, Tiny, everyone, quadratics, tiny
+from federations import FULL_FEDNCV, Tiny, everyone, inside, quadratics, tiny
 from torch import nn
 from torch.testing import assert_close
 
@@ -51,8 +51,8 @@ def test_two_rounds_bring_the_full_fedncv_to_use_all_that_it_keeps():
     """Else the third round above would compare zeros with zeros."""
     problem = tiny(FULL_FEDNCV, **HARD)
     server = runs(StackedEngine([problem]), 2)[0][0].server
-    assert 0.1 < float(running_beta(server.moments)) < 1
-    assert problem.method.broadcast(server, torch.arange(5)).e_Q.abs().max() > 0.01
+    assert 0.1 < float(running_beta(inside(server, "moments"))) < 1
+    assert problem.method.broadcast(server, torch.arange(5)).e_P.abs().max() > 0.01
 
 
 def test_every_round_is_drawn_once_also_where_it_is_planned_ahead(monkeypatch):

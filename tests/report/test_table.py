@@ -309,7 +309,7 @@ def test_variants_of_fedncv_are_named_by_what_they_lack_and_have():
         "drift=off": "FedNCV without drift correction",
         "prior=off": "FedNCV without label prior",
         "drift.alpha=learned": "FedNCV, alpha learned",
-        "drift=off+memory:beta=learned": "FedNCV without drift correction + memory, beta learned",
+        "drift=off+memory:beta=learned": "FedNCV without drift correction + memory, learned",
         "tau=0": "FedNCV without label prior",
         "memory=adaptive": "FedNCV with server memory",
         "drift=adaptive": "FedNCV, alpha learned",

@@ -38,4 +38,4 @@ def mifa(config: Config = Config()) -> Method:
         stepped = method.step(ask, memory.server, recalled.sums)
         return stepped._replace(server=recalled.memory._replace(server=stepped.server))
 
-    return through(method)._replace(init=init, combine=combine, step=step, switches=("memory",))
+    return through(method)._replace(init=init, combine=combine, step=step)

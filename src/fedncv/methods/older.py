@@ -24,7 +24,7 @@ def new_spelling(name: str, knobs: dict[str, str]) -> str:
     """Return the chain that the old knobs stand for.
 
     >>> new_spelling("fedncv", {"memory": "adaptive", "tau": "0"})
-    'fedncv:prior.tau=0+memory:beta=learned'
+    'fedncv:prior=off+memory:beta=learned'
     """
     learned = knobs.get("drift") == "adaptive"
     words = []
@@ -33,6 +33,8 @@ def new_spelling(name: str, knobs: dict[str, str]) -> str:
             continue
         if key == "drift" and learned:
             words.append("drift.alpha=learned")
+        elif (key, value) == ("tau", "0"):
+            words.append("prior=off")
         elif key == "even":
             words.append(f"even={'off' if value in ('false', 'off') else 'on'}")
         else:

@@ -2,10 +2,10 @@
 
 import re
 
-from fedncv import catalogue
+from fedncv.catalogue import methods as listed_methods
 
 OURS = "fedncv"
-METHODS = {name: about.title for name, about in catalogue.methods().items()}
+METHODS = {name: about.title for name, about in listed_methods().items()}
 # Variants of FedNCV by the parts they lack and have. A variant that sets all six parts is FedAvg with the parts that
 # are on; with all parts off it is FedAvg.
 WITHOUT = {
@@ -28,7 +28,7 @@ WITH = {
     "memory=adaptive": "server memory",
     "samples=saga": "sample level (SAGA)",
 }
-SAID = {"drift=adaptive": "alpha learned", "drift.alpha=learned": "alpha learned"}
+SAID = {"drift=adaptive": "alpha learned", "drift.alpha=learned": "alpha learned", "beta=learned": "learned"}
 DATASETS = {
     "digits": "Digits",
     "mnist": "MNIST",

@@ -35,7 +35,8 @@ class Weighted(NamedTuple):
 
 def with_horvitz_thompson(method: Method, _config: Config = Config()) -> Method:
     """Return ``method`` with unbiased weights for its average over the replies."""
-    if "delta_P" not in method.reveals or method.weights.get("delta_P") == "one":
+    weighs = method.combine is None or "memory" in method.switches
+    if not weighs or "delta_P" not in method.reveals or method.weights.get("delta_P") == "one":
         raise ValueError("ht needs a method that averages updates by samples, as in fedavg+ht")
 
     def init(x_P: Tensor, federation: Federation) -> Sized:
