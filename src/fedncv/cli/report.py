@@ -15,7 +15,7 @@ from fedncv.spec import nearest
 class Arguments:
     """Write a page that works offline, with figures (PNG, SVG) and tables (CSV, Markdown, LaTeX) beside it.
 
-    It may be repeated while a study runs; the page lists what is still missing. It trains nothing.
+    Run it at any time, even while a study runs: the page lists what is still missing. It trains nothing.
     """
 
     folder: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
