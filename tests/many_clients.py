@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from federations import FULL_FEDNCV
+from federations import FULL_FEDNCV, inside
 from torch import nn
 
 from fedncv import store
@@ -94,7 +94,7 @@ def main(folder, rounds, killed_after):
             journal.checkpoint()
     took = peak() - before
     rows = sum(path.stat().st_size for path in folder.glob("rows-*.bin"))
-    return {"seen": len(state.server.h), "rows": rows, "took": took, "digest": digest(state)}
+    return {"seen": len(inside(state.server, "h")), "rows": rows, "took": took, "digest": digest(state)}
 
 
 if __name__ == "__main__":
