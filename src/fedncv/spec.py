@@ -25,7 +25,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 def nearest(word: str, choices: Iterable[str], *, what: str) -> str:
     """Return the message for a typo: "unknown method 'fedavgg'; did you mean 'fedavg'? (there are …)"."""
     choices = list(choices)
-    close = difflib.get_close_matches(word, choices, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(word, choices, n=1, cutoff=0.6)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     return f"unknown {what} {word!r}{hint} (there are {', '.join(choices)})"
 
@@ -79,8 +79,14 @@ def _set_part(now: Any, part: Any, inner: str, value: str, where: str) -> Any:
         raise ValueError(f"{where} must be on or off, not {value!r}")
     if inner and inner not in types:
         raise ValueError(f"{where}: there is no such knob (it has {', '.join(types) or 'none'})")
-    inner = inner or fields(part)[0].name
-    return replace(now or part(), **{inner: _convert(value, types[inner], where)})
+    knob = inner or fields(part)[0].name
+    try:
+        converted = _convert(value, types[knob], where)
+    except ValueError:
+        if inner:
+            raise
+        raise ValueError(f"{where} must be on, off or {kind_of(types[knob])}, not {value!r}") from None
+    return replace(now or part(), **{knob: converted})
 
 
 def write(name: str, values: Mapping[str, Any]) -> str:

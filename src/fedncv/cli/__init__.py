@@ -8,7 +8,7 @@ from importlib.metadata import version
 
 COMMANDS = {
     "run": "train a federation with one or more methods and seeds",
-    "study": "run a study of the paper: datasets, methods and seeds in one folder",
+    "study": "train a grid of datasets, methods and seeds, such as the paper's Table 1",
     "report": "write the web page, figures and tables of a study or of runs",
     "resume": "resume runs that were stopped",
     "show": "print a table and a curve of finished or running runs",

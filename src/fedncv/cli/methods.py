@@ -33,6 +33,10 @@ def main(argv: list[str]) -> int:
         print("\n".join(about(methods[name])))
     elif name.startswith("+") and name[1:] in switches:
         print("\n".join(about_switch(switches[name[1:]])))
+    elif "+" in name[1:] or ":" in name:
+        base, *others = name.partition(":")[0].split("+")
+        words = [base, *(f"+{other}" for other in others)]
+        raise ValueError(f"{name!r} is a chain; describe one part at a time: fedncv methods {words[-1]}")
     else:
         raise ValueError(spec.nearest(name, [*methods, *(f"+{switch}" for switch in switches)], what="method"))
     return 0

@@ -29,7 +29,8 @@ class Arguments(Settings):
     """
 
     method: tuple[str, ...] = ("fedavg",)
-    """One or more methods, with optional knobs: --method fedavg fedprox:mu=0.1 scaffold."""
+    """One or more methods, with optional knobs and switches: --method fedavg fedprox:mu=0.1 scaffold+prior.
+    `fedncv methods` lists them."""
     seeds: tuple[int, ...] = (0,)
     """One or more seeds: --seeds 0 1 2. A seed decides the partition, the initial model and every draw."""
     recipe: Literal["protocol", "smoke"] = "protocol"

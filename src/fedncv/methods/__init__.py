@@ -26,7 +26,7 @@ def find_method(text: str) -> Method:
     method = entry.make() if config is None else entry.make(config)
     for name in configs:
         if name in method.switches:
-            raise ValueError(f"{text!r}: {base} already has {name}; {_remedy(base, name)}")
+            raise ValueError(f"{text!r}: {base} already has {name}; {_remedy(text, base, name)}")
     if entry.chain and configs:  # apply its own switches and the added ones in one order
         method, configs = METHODS[entry.chain].make(), vars(config) | configs
     try:
@@ -61,11 +61,14 @@ def _parts(text: str) -> list[tuple[str, Any]]:
     return [(base, None if config is None else config(**knobs)), *switches]
 
 
-def _remedy(base: str, switch: str) -> str:
+def _remedy(text: str, base: str, switch: str) -> str:
+    """Return a chain that works, with the knobs that ``text`` gives the switch."""
     config = METHODS[base].config
-    if config is not None and switch in knobs(config):
-        return f"set it there, as in {base}:{switch}=on, or leave +{switch} out"
-    return f"leave +{switch} out, or use fedavg+{switch}"
+    if config is None or switch not in knobs(config):
+        return f"leave +{switch} out, or use fedavg+{switch}"
+    given = next(part for part in text.split("+") if part.partition(":")[0] == switch).partition(":")[2]
+    words = [f"{switch}.{word}" for word in given.split(",") if word] or [f"{switch}=on"]
+    return f"leave +{switch} out, or set it as in {base}:{','.join(words)}"
 
 
 __all__ = ["METHODS", "SWITCHES", "Entry", "chain", "find_method", "in_full"]

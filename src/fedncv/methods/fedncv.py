@@ -1,7 +1,8 @@
-"""FedNCV, the centred reading: one control-variate unit and five other parts, each a switch.
+"""FedNCV, the centred reading: six parts, each a switch. One is the control variate (drift).
 
-The unit (docs/theory.md): for weights w of the draw that is averaged over and a_u known before it,
-d_u = a_u - a_bar = (1 - w_u)(a_u - a_{without u}), the paper's leave-one-out difference scaled to have mean zero.
+The control variate (docs/theory.md): for weights w of the draw that is averaged over and a_u known before it,
+d_u = a_u - a_bar = (1 - w_u)(a_u - a_{without u}), the paper's leave-one-out difference scaled to have mean zero. Here
+a_u = c_u and e_u = alpha * d_u.
 
     client   y <- y - lr * |B|/b * (g(y; B) - e_u)            over its batches, from y = x             even, drift
              g is the gradient of the loss of  logits + tau * log pi_u                                 prior
@@ -21,10 +22,10 @@ averaged and blended like the model. Defaults: alpha 1, tau 1, beta 0.5, share 0
     fedncv                       the chain  fedavg+even+drift+prior+momentum+average+blend
     fedncv:momentum=0.9          the same with another momentum;   fedncv:drift.alpha=learned,prior.epsilon=0.1
     fedncv:prior=off             the same without a part; with all of them off it is FedAvg to the last bit
-    fedncv+memory:beta=learned   the same with one more part: server memory h_u; also +samples, +ht
+    fedncv+memory:beta=learned   the same with one more switch: server memory h_u; also +samples, +ht
 
-The ablation (docs/results) measures the effect of each part. Special cases: drift alone with equal sizes is SCAFFOLD
-(option II) once all clients have been seen; memory alone is FedVARP or FedStale.
+The ablation (docs/results) measures the effect of each part. Special cases: fedavg+drift with equal sizes is SCAFFOLD
+(option II) once all clients have been seen; fedavg+memory:unseen=zero is FedVARP (beta = 1) or FedStale (beta < 1).
 
 After Chen et al., "Taming Gradient Variance in Federated Learning with Networked Control Variates"; the literal reading
 is fedncv_paper.py. fedncv_sums.py has the same chain for a server that must not see single updates.

@@ -17,7 +17,7 @@ def refuse(text: str) -> None:
     if "personal" in knobs:
         raise ValueError(f"{text!r}: personal=head was removed; use fedper or fedrep for a personal head")
     if any(key in RENAMED or key in ADDED or knobs[key] in VALUES.get(key, ()) for key in knobs):
-        raise ValueError(f"{text!r} was written by an older version; write {new_spelling(name, knobs)!r} instead")
+        raise ValueError(f"{text!r} is the spelling of an older version; write {new_spelling(name, knobs)!r}")
 
 
 def new_spelling(name: str, knobs: dict[str, str]) -> str:

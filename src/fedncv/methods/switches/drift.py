@@ -5,16 +5,16 @@
     server   c_u <- Delta_u / (lr * K_u) + e_u                      mean raw gradient along the client's path
              c_bar = sum_v n_v c_v / sum_v n_v                      over the clients seen
              e_u = alpha_u (c_u - c_bar) - sum_v p_v alpha_v (c_v - c_bar);       0 for a client never seen
-    alpha    one number for all clients seen, or learned for each, from 0:
+    alpha    one number for all clients, or learned for each client, starting at 0:
              alpha_u <- alpha_u + rate * (alpha_u* - alpha_u)
-             alpha_u* = <c_u' - c_bar, c_u - c_bar> / ||c_u - c_bar||^2, in [0, 1]
-    memory   server: the server keeps c_u and sends e_u, one array more down
+             alpha_u* = <c_u' - c_bar, c_u - c_bar> / ||c_u - c_bar||^2, in [0, 1]; c_u' is the new c_u
+    memory   server: the server keeps c_u and sends e_u, so each client receives one more array
              clients: each client keeps its c_u, and the server needs only sums (drift_clients.py)
 
-The corrections sum to zero over all clients: sum_u p_u e_u = 0. Delta_u contains e_u, so c_u adds it back. alpha = 1
-with equal sizes is SCAFFOLD (option II), alpha = 0 the method itself. alpha_u* minimises the error of one client's
-gradient; the default is 1, because a smaller alpha_u leaves drift, which does not average out. Derivations:
-docs/theory.md. Letters: S = clients of the round, N = all clients, P = parameters.
+The corrections sum to zero over all clients: sum_u p_u e_u = 0. Delta_u contains e_u, so c_u adds it back. alpha = 0 is
+the method itself; alpha = 1 with equal sizes is SCAFFOLD (option II) once all clients have been seen. alpha_u* minimises
+the error of one client's gradient; the default is 1, because a smaller alpha_u leaves drift, which does not average
+out. Derivations: docs/theory.md. Letters: S = clients of the round, N = all clients, P = parameters.
 """
 
 from dataclasses import dataclass
@@ -145,6 +145,6 @@ def with_drift(method: Method, config: Config = Config()) -> Method:
         predict=lambda ask, y_P, down, own: method.predict(ask, y_P, down.down, own),
         combine=combine,
         step=step,
-        reveals={**method.reveals, "total_step": "how many steps it made"},
+        reveals={**method.reveals, "total_step": "the sum of its step lengths: learning rate times full batches"},
         switches=(*method.switches, "drift"),
     )

@@ -92,6 +92,12 @@ def with_drift_at_clients(method: Method, model: Callable[[Any], Tensor], alpha:
         sum_c = WeightedSum(total_P + sums.sum("dc_P"), size + sums.sum("new"))
         return stepped._replace(server=Tracked(stepped.server, sum_c))
 
+    switch = next((name for name in ("memory", "ht") if name in method.switches), "")
+    if switch:
+        raise ValueError(
+            f"drift:memory=clients hides single replies from the server, but +{switch} needs them; "
+            f"use drift:memory=server, as in fedncv+{switch}"
+        )
     if method.combine is not None:
         raise ValueError(
             "drift:memory=clients hides single replies from the server, but this method needs them; "

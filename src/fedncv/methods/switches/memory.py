@@ -1,7 +1,7 @@
 """Server memory: use the stored last updates of clients that were not drawn.
 
-    server   g_hat = beta * h_bar + sum_S omega_u (Delta_u - beta * h_u)      the method steps by it
-             h_u <- Delta_u for u in S                                        in place of sum_S omega_u Delta_u
+    server   g_hat = beta * h_bar + sum_S omega_u (Delta_u - beta * h_u)      the step, instead of sum_S omega_u Delta_u
+             h_u <- Delta_u for u in S
              h_bar = sum_v p_v h_v over all clients
     unseen   mean: h_u of a client never seen is the mean of those seen; zero: it is 0
     beta     a number, or learned: Cov(Delta, h) / Var(h) of the weighted units, from scalars of earlier rounds, so

@@ -1,7 +1,7 @@
 """The sample level: use the stored step of a mini-batch as its control variate.
 
     z_B   = d_B - alpha * (a_B - s_B * a_bar),     a_bar = sum_B a_B / sum_B s_B
-    saga    a_B: the step of batch B in the epoch before; none in the first epoch, which is the method's own
+    saga    a_B: the step of batch B in the epoch before; none in the first epoch, which is the method unchanged
     svrg    a_B: the step of batch B at the round's start, from one more pass over the data
 
 d_B is the method's own step and s_B its length relative to a full step: 1, or |B|/b with even samples. Divided by s_B
