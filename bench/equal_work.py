@@ -89,8 +89,8 @@ Differences from FedAvg:
 
 - **fedncv** sends the drift correction down, and its server stores a gradient and two numbers for every client seen.
   **fedncv-sums** sends one vector more in each direction, and its clients store the gradient.
-- **fednova** sends one more number, **scaffold** a second vector in each direction. With `scaffold:option=I` there are
-  six epochs of gradients instead of five.
+- **fednova** and **fedexp** send one more number, **scaffold** a second vector in each direction. With
+  `scaffold:option=I` there are six epochs of gradients instead of five.
 - **moon** passes every batch through two more models; no other method does. At equal rounds it computes more.
 - **fedgen** sends its generator down. Its server takes 50 steps of Adam per round, which are not in the table. In every
   step its clients pass 32 generated features, and one more for each sample of the batch, through the head.

@@ -96,7 +96,7 @@ def generated(name, costs):
     parts.append(f"BatchNorm's running statistics are {entry.buffers}.")
     parts += ["## Cost", cost_table(costs[name], costs["fedavg"])]
     parts.append("[equal_work.md](equal_work.md) describes how these numbers were counted.")
-    parts += ["## Logged numbers", "The same as for every method: see [README.md](README.md#logged-numbers)."]
+    parts += ["## Logged numbers", "Those in [README.md](README.md#logged-numbers)."]
     parts += ["## Result", result(name)]
     return "\n\n".join([*parts, MARKER]) + "\n"
 

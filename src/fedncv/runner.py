@@ -1,7 +1,7 @@
 """Train runs to their last round. Every command and every function that trains uses this module.
 
 Runs that differ only in settings such as seed, lr and partition (``choose.OWN``) share an engine and train round by
-round together, as one stack on a GPU. Runs in folders are first sorted into such groups, and within a group by the round
+round together, as one stack on a GPU. Runs in folders are first sorted into such groups, and in a group by the round
 they have reached.
 """
 

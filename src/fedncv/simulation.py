@@ -112,6 +112,8 @@ def simulate_many(
     names, objects = _names_and_objects({"method": method, "data": data, "model": model, "task": task})
     config = from_dict(settings | names, where="simulate_many", base=config)
     seeds = list(seeds)
+    if len(set(seeds)) < len(seeds):
+        raise ValueError(f"seeds {seeds} name one twice; give every seed once")
     runs: list[LiveRun] = []
     for seed in seeds:
         of_seed = replace(config, seed=operator.index(seed))

@@ -17,7 +17,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import is_dataclass, replace
 from types import UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -50,43 +50,57 @@ def parse(text: str, choices: Mapping[str, Callable[..., Any]], *, what: str) ->
         raise ValueError(nearest(name, choices, what=what))
     types = knobs(choices[name])
     values: dict[str, Any] = {}
+    parts: dict[str, dict[str, str]] = {}  # part -> its words, "" for the part itself
     for word in filter(None, rest.split(",")):
         key, equals, value = word.partition("=")
         if not equals:
             raise ValueError(f"{what} {text!r}: {word!r} should be key=value, as in {name}:key=value,key=value")
-        knob, _, inner = key.partition(".")
-        if knob not in types:
+        knob, dot, inner = key.partition(".")
+        if knob not in types or (dot and not inner):
             known = ", ".join(types) or "none"
             raise ValueError(f"{what} {name!r} has no knob {key!r} (it has {known})")
-        where = f"{what} {name!r}: {key}"
-        part = part_of(types[knob])
-        if part is not None:
-            default = inspect.signature(choices[name]).parameters[knob].default
-            values[knob] = _set_part(values.get(knob, default), part, inner, value, where)
+        if knob in values or inner in parts.get(knob, {}):
+            raise ValueError(f"{what} {text!r} sets {key} twice; leave one out")
+        if part_of(types[knob]) is not None:
+            parts.setdefault(knob, {})[inner] = value
         elif inner:
             raise ValueError(f"{what} {name!r}: {knob} has no knobs of its own; write {knob}={value}")
         else:
-            values[key] = _convert(value, types[key], where)
+            values[key] = _convert(value, types[key], f"{what} {name!r}: {key}")
+    for knob, words in parts.items():
+        default = inspect.signature(choices[name]).parameters[knob].default
+        values[knob] = _part(default, part_of(types[knob]), words, f"{what} {name!r}: {knob}")
     return name, values
 
 
-def _set_part(now: Any, part: Any, inner: str, value: str, where: str) -> Any:
-    """Return the part's config with one knob set, or None where the part is switched off."""
-    types = knobs(part)
-    if not inner and value in ("on", "off"):
-        return (now or part()) if value == "on" else None
-    if not inner and not types:
-        raise ValueError(f"{where} must be on or off, not {value!r}")
-    if inner and inner not in types:
-        raise ValueError(f"{where}: there is no such knob (it has {', '.join(types) or 'none'})")
-    knob = inner or fields(part)[0].name
+def _part(default: Any, part: Any, words: dict[str, str], where: str) -> Any:
+    """Return the part's config with all its words set at once, or None if it is switched off."""
+    types, first = knobs(part), next(iter(knobs(part)), "")
+    itself = words.pop("", "on")
+    if itself == "off":
+        if words:
+            raise ValueError(f"{where}=off and {where.split()[-1]}.{next(iter(words))} contradict; leave one out")
+        return None
+    if itself != "on":
+        if not types:
+            raise ValueError(f"{where} must be on or off, not {itself!r}")
+        if first in words:
+            raise ValueError(f"{where} and {where.split()[-1]}.{first} are the same knob; leave one out")
+        words = {first: itself, **words}
+    values: dict[str, Any] = {}
+    for inner, value in words.items():
+        if inner not in types:
+            raise ValueError(f"{where}.{inner}: there is no such knob (it has {', '.join(types) or 'none'})")
+        try:
+            values[inner] = _convert(value, types[inner], f"{where}.{inner}")
+        except ValueError:
+            if value is not itself:
+                raise
+            raise ValueError(f"{where} must be on, off or {kind_of(types[inner])}, not {value!r}") from None
     try:
-        converted = _convert(value, types[knob], where)
-    except ValueError:
-        if inner:
-            raise
-        raise ValueError(f"{where} must be on, off or {kind_of(types[knob])}, not {value!r}") from None
-    return replace(now or part(), **{knob: converted})
+        return replace(default or part(), **values)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
 
 
 def write(name: str, values: Mapping[str, Any]) -> str:

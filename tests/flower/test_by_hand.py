@@ -84,7 +84,7 @@ def test_the_shared_model_is_exported_from_the_server_s_folder(by_hand, tools, c
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
     assert main(["export", str(run), "--client", "1"]) == 2
-    assert "stays with it" in capsys.readouterr().err
+    assert "stays on its machine" in capsys.readouterr().err
 
 
 def test_a_client_reads_its_own_folder_and_no_other(by_hand, config):

@@ -5,7 +5,7 @@ import torch
 from federations import tiny, vector
 from torch.testing import assert_close
 
-from fedncv.engine.problem import start
+from fedncv.engine.problem import DivergedError, start
 from fedncv.engine.sequential import run_round
 from fedncv.keys import key_for
 from fedncv.methods.base import (
@@ -55,6 +55,38 @@ def test_numbers_of_a_step_are_in_the_row_of_the_round():
     clashing = tiny(fedavg()._replace(step=lambda *given: fedavg().step(*given)._replace(numbers={"loss": 1.0})))
     with pytest.raises(ValueError, match="'loss'"):
         run_round(clashing, start(clashing))
+
+
+@pytest.mark.parametrize(("numbers", "message"), [({"before": 1.0}, "'before'"), ({"eta": torch.ones(2)}, "scalars")])
+def test_numbers_that_would_be_misread_are_refused(numbers, message):
+    problem = tiny(fedavg()._replace(step=lambda *given: fedavg().step(*given)._replace(numbers=numbers)))
+    with pytest.raises(ValueError, match=message):
+        run_round(problem, start(problem))
+
+
+@pytest.mark.parametrize(
+    ("pieces", "message"),
+    [
+        ({"weights": {"delta": "one"}}, "'delta'"),
+        ({"weights": {"delta_P": "ones"}}, "'ones'"),
+        ({"reveals": {"delta": "its update"}}, "clients send delta_P, but"),
+    ],
+)
+def test_what_a_method_declares_is_checked(pieces, message):
+    def one_round():
+        problem = tiny(fedavg()._replace(**pieces))
+        return run_round(problem, start(problem))
+
+    with pytest.raises(ValueError, match=message):
+        one_round()
+
+
+def test_a_model_for_inference_that_is_not_finite_stops_the_run():
+    problem = tiny("fedavg+average")
+    state = start(problem)
+    lost = state._replace(server=state.server._replace(a_P=state.server.a_P * float("nan")))
+    with pytest.raises(DivergedError, match="server diverged"):
+        run_round(problem, lost)
 
 
 def test_a_server_moves_by_its_step():

@@ -15,7 +15,7 @@ from fedncv.engine.problem import arrivals, start
 from fedncv.engine.round import Reply, aggregate, collect
 from fedncv.engine.sequential import run_round
 from fedncv.methods import METHODS, find_method
-from fedncv.methods.base import Ask, Batch, ServerAsk, Work, sums_from_totals
+from fedncv.methods.base import Ask, Batch, ServerAsk, Work, sums_from_totals, totals_of
 from fedncv.methods.base import aggregate as aggregate_server
 from fedncv.tree import all_finite, leaves, row, stack, tree_map
 
@@ -157,14 +157,8 @@ def test_the_server_of_the_sums_form_needs_nothing_but_totals(name):
         pytest.skip(f"{name} needs each reply")
     here = arrivals(problem, state, everyone(0, 1, 3).ids)
     replies, _ = collect(problem, [Reply(a.client, train_client(problem, 2, a)) for a in here])
-    totals = {}
-    for path, leaf in leaves(replies.ups):
-        field = path.rpartition(".")[2]
-        one = torch.ones_like(replies.sizes_S)
-        w_S = {"samples": replies.sizes_S, "one": one}[method.weights.get(field, "samples")]
-        totals[field] = sum(w * a for w, a in zip(w_S, leaf, strict=True))
     ask = ServerAsk(problem.model, 2, torch.zeros(2))
-    known = sums_from_totals(totals, replies.sizes_S.sum(), 3, method.weights)
+    known = sums_from_totals(totals_of(replies, method.weights), method.weights)
     ours, theirs = method.step(ask, state.server, known), aggregate_server(method, ask, state.server, replies)
     assert_close(ours.server, theirs.server, rtol=1e-10, atol=1e-12)
 
@@ -192,7 +186,7 @@ def test_an_ask_does_not_change(name):
     problem = small(name)
     ask = problem.ask(0, problem.model.start_R, 0)
     for field in ("phase", "prior_C", "buffers_R", "received_R", "round"):
-        with pytest.raises(AttributeError, match=r"does not change|no setter"):
+        with pytest.raises(AttributeError, match="does not change"):
             setattr(ask, field, 1)
     assert ask.replace(phase=1).phase == 1
     assert ask.phase == 0

@@ -11,7 +11,9 @@ from fedncv.engine import evaluate
 from fedncv.engine.local import train as train_client
 from fedncv.engine.problem import arrivals
 from fedncv.methods import METHODS, find_method, in_full
-from fedncv.methods.switches import SWITCHES
+from fedncv.methods.fedavg import fedavg
+from fedncv.methods.switches import SWITCHES, chain
+from fedncv.methods.switches.server_momentum import Config as Momentum
 from fedncv.tree import leaves
 
 CASES = {
@@ -100,7 +102,15 @@ def test_a_part_is_set_by_its_first_knob_or_by_name():
     assert in_full("fedncv:momentum=0.9") == in_full("fedncv:momentum.beta=0.9")
     assert "momentum.beta=0.9" in in_full("fedncv:momentum=0.9")
     assert "prior=off" in in_full("fedncv:prior=off")
-    assert in_full("fedncv:prior=off,prior=on") == in_full("fedncv")
+    assert in_full("fedncv:prior=on") == in_full("fedncv")
+    assert in_full("fedncv:drift=0.5,drift.rate=1") == in_full("fedncv:drift.rate=1,drift.alpha=0.5")
+
+
+@pytest.mark.parametrize("text", ["drift.alpha=learned,drift.memory=server", "drift.memory=server,drift.alpha=learned"])
+def test_the_knobs_of_a_part_are_set_at_once(text):
+    """Either alone would be refused where the memory is at the clients."""
+    full = in_full(f"fedncv-sums:{text}")
+    assert in_full(full) == full
 
 
 @pytest.mark.parametrize(
@@ -141,13 +151,30 @@ def test_fedvarp_and_fedstale_are_chains():
         ("scaffold+memory", ["memory needs", "fedavg+memory"]),
         ("fedadp+memory", ["memory needs", "fedavg+memory"]),
         ("fednova+ht", ["ht needs", "fedavg+ht"]),
-        ("fedncv-sums+memory", ["drift:memory=clients", "drift:memory=server"]),
+        ("fedncv-sums+memory", ["drift:memory=clients", "+memory needs them", "fedncv+memory"]),
         ("fedavg+drift:alpha=learned,memory=clients", ["alpha=learned", "memory=server"]),
         ("fedncv:momentum=1", ["beta must be", "not 1"]),
         ("fedncv:even=0.5", ["even must be on or off"]),
         ("fedncv:prior.sigma=1", ["prior.sigma", "it has tau, epsilon"]),
         ("fedncv:mommentum=1", ["no knob 'mommentum'", "momentum"]),
-        ("fedncv:drift=maybe", ["float or learned, not 'maybe'"]),
+        ("fedncv:drift=maybe", ["on, off or float or learned, not 'maybe'"]),
+        ("fedncv:momentum=0.9,momentum=0.1", ["sets momentum twice"]),
+        ("fedncv:momentum=off,momentum=on", ["sets momentum twice"]),
+        ("fedncv:momentum=0.9,momentum.beta=0.1", ["same knob"]),
+        ("fedncv:drift=off,drift.alpha=0.5", ["contradict"]),
+        ("fedncv:momentum.=0.3", ["no knob 'momentum.'"]),
+        ("fedavg:server_lr=1,server_lr=2", ["sets server_lr twice"]),
+        ("fedavg+prior:tau=1,tau=2", ["sets tau twice"]),
+        ("fedavg+memory:beta=2", ["switch 'memory'", "beta must be"]),
+        ("fedavg+Prior", ["unknown switch 'Prior'", "did you mean 'prior'"]),
+        ("fedavg+", ["unknown switch ''"]),
+        ("fedncv+momentum:beta=0.9", ["fedncv:momentum.beta=0.9"]),
+        ("fedncv-sums+ht", ["+ht needs them", "fedncv+ht"]),
+        ("fat_clipping_pr+drift", ["drift needs"]),
+        ("fedavg+average:share=inf", ["share must be"]),
+        ("fedavg+blend:rate=inf", ["rate must be"]),
+        ("fedavg+prior:tau=inf", ["tau must be"]),
+        ("fedavg:server_lr=inf", ["server_lr must be"]),
     ],
 )
 def test_a_chain_that_does_not_work_names_the_part_and_one_that_does(text, words):
@@ -210,3 +237,11 @@ def test_knobs_out_of_range_are_named(text):
     knob = text.partition(":")[2].partition("=")[0].split(".")[-1]
     with pytest.raises(ValueError, match=rf"{name.get(knob, knob)} must be"):
         find_method(text)
+
+
+def test_a_chain_in_python_is_checked_too():
+    with pytest.raises(ValueError, match="did you mean 'momentum'"):
+        chain(fedavg(), momentun=Momentum())
+    with pytest.raises(ValueError, match="already has momentum"):
+        chain(find_method("fedavgm"), momentum=Momentum())
+    assert chain(fedavg(), momentum=None).switches == ()

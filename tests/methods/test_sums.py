@@ -2,14 +2,17 @@
 
 from collections import namedtuple
 
+import pytest
 import torch
 from federations import vector
 from torch.testing import assert_close
 
 from fedncv.methods.base import (
     Replies,
+    field_of,
     sums_from_totals,
     sums_of,
+    totals_of,
     weighted_sum,
 )
 
@@ -39,13 +42,39 @@ def test_sums_by_hand():
     assert [float(each("a")) for each in (sums.mean, sums.sum)] == [5, 20]
     assert [float(each("b")) for each in (sums.mean, sums.sum)] == [3, 6]
     assert (float(sums.samples), sums.num_replies) == (4, 2)
-    totals = sums_from_totals({"a": vector(20.0), "b": vector(6.0)}, vector(4.0), 2, {"b": "one"})
+    totals = sums_from_totals(totals_of(replies, {"b": "one"}), {"b": "one"})
     assert [float(totals.mean(name)) for name in "ab"] == [5, 3]
     assert float(sums.with_mean("a", vector(7.0)).mean("a")) == 7
     assert float(sums.with_mean("a", vector(7.0)).mean("b")) == 3
+    assert float(sums.with_mean("a", vector(7.0)).sum("a")) == 7 * 4
+    assert float(sums.with_mean("a", vector(7.0)).sum("b")) == 6
 
 
 def test_other_weights_replace_the_shares_of_the_samples():
     up = namedtuple("Up", "a")
     replies = Replies(up(vector(2.0, 6.0)), torch.tensor([0, 4]), vector(1.0, 3.0), torch.ones(2), vector(0.5, 2.0))
     assert float(sums_of(replies, {}).mean("a")) == 0.5 * 2 + 2 * 6
+    assert float(sums_of(replies, {}).sum("a")) == (0.5 * 2 + 2 * 6) * 4
+
+
+def test_totals_of_two_machines_are_the_totals_of_all():
+    up = namedtuple("Up", "a b")
+    ups = up(torch.arange(6.0).reshape(3, 2), vector(1.0, 5.0, 9.0))
+    whole = Replies(ups, torch.tensor([0, 4, 5]), vector(1.0, 3.0, 2.0), torch.ones(3))
+    halves = [
+        Replies(up(*(leaf[some] for leaf in ups)), whole.ids_S[some], whole.sizes_S[some], whole.inclusion_S[some])
+        for some in (slice(0, 1), slice(1, 3))
+    ]
+    weights = {"b": "one"}
+    one, two = (totals_of(half, weights) for half in halves)
+    merged, all_at_once = sums_from_totals(one.plus(two), weights), sums_of(whole, weights)
+    for name in "ab":
+        assert_close(merged.mean(name), all_at_once.mean(name))
+        assert_close(merged.sum(name), all_at_once.sum(name))
+    assert (float(merged.samples), merged.num_replies) == (6, 3)
+
+
+def test_a_field_that_is_not_sent_is_named():
+    up = namedtuple("Up", "a")
+    with pytest.raises(ValueError, match=r"no field 'b' \(they send a\)"):
+        field_of(up(vector(1.0)), "b")

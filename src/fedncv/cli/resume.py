@@ -1,5 +1,6 @@
 """fedncv resume: resume runs that were stopped."""
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -23,9 +24,18 @@ class Arguments:
 def main(argv: list[str]) -> int:
     folder = Path(parse(Arguments, argv, command="resume").folder)
     runs = runs_in(folder)
+    refused: dict[Path, str] = {}
     for run in runs:
-        _check_place(run)
-    return train(folder, runs)
+        try:
+            _check_place(run)
+        except ValueError as error:
+            refused[run] = str(error)
+    if len(refused) == len(runs):
+        raise ValueError("\n".join(dict.fromkeys(refused.values())))
+    code = train(folder, [run for run in runs if run not in refused])
+    for reason in dict.fromkeys(refused.values()):
+        print(f"fedncv: {reason}", file=sys.stderr)
+    return 2 if refused else code
 
 
 def _check_place(run: Path) -> None:

@@ -76,7 +76,8 @@ def score_before(problem: Problem, round: int, arrival: Arrival, shared_P: Tenso
     y_P, _ = problem.method.begin(ask, down, kept.own)
     used = problem.method.predict(ask, y_P, down, kept.own)
     total = score(problem, u, used)
-    if shared_P is None or (used.offset_C is None and torch.equal(used.x_P, shared_P)):
+    same = used.offset_C is None and used.buffers_R.equal(buffers_R)
+    if shared_P is None or (same and torch.equal(used.x_P, shared_P)):
         return total, total
     return total, score(problem, u, Prediction(shared_P, buffers_R))
 

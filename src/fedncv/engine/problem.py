@@ -16,6 +16,7 @@ from fedncv.flat import Factory, Model
 from fedncv.keys import key_for
 from fedncv.methods import find_method
 from fedncv.methods.base import Ask, BufferRule, Client, Federation, Method, for_all
+from fedncv.methods.base import check as check_method
 from fedncv.models import find_model
 from fedncv.rows import AnyRows, rows_for
 from fedncv.spec import parse
@@ -167,6 +168,7 @@ def build(
     rates_N = np.linspace(config.availability, 1.0, num_clients)
     stream = None
     method = method or find_method(config.method)
+    check_method(method)
     if config.stream:
         if method.fixed_sizes:
             raise ValueError(

@@ -15,6 +15,9 @@ from fedncv.methods import base
 from fedncv.methods.base import BufferRule, Replies, ServerAsk, weighted_sum
 from fedncv.tree import all_finite, leaves, num_bytes, stack
 
+RESERVED = ("pooled", "label_prior", "score_name", "skipped", "failed")  # names of a row beside those of `settle`
+MEASURED = ("before", "after", "variance")
+
 
 class Draw(NamedTuple):
     """The clients drawn in a round, and how each of them will respond."""
@@ -83,6 +86,10 @@ def finite_rows(tree: Any) -> Tensor:
 def collect(problem: Problem, replies: list[Reply]) -> tuple[Replies, Tensor]:
     """Return the replies and their running statistics in the order of client ids, whatever order they came in."""
     replies = sorted(replies, key=lambda reply: reply.client)
+    sent = [path.rpartition(".")[2] for path, _ in leaves(replies[0].trained.up)]
+    if sorted(sent) != sorted(problem.method.reveals):
+        declared = ", ".join(problem.method.reveals) or "nothing"
+        raise ValueError(f"clients send {', '.join(sent) or 'nothing'}, but the method's reveals declares {declared}")
     ids_S = torch.tensor([reply.client for reply in replies])
     device = problem.model.start_P.device
     collected = Replies(
@@ -120,8 +127,14 @@ def aggregate(problem: Problem, state: State, replies: list[Reply]) -> tuple[Sta
         buffers = weighted_sum(collected.weight_S, b_SR)
     stepped = base.aggregate(problem.method, ask, state.server, collected)
     kept = state.kept | {reply.client: reply.trained.kept for reply in replies}
-    numbers = {name: float(value) for name, value in stepped.numbers.items()}
+    numbers = {name: _number(name, value) for name, value in stepped.numbers.items()}
     return state._replace(server=stepped.server, buffers=buffers, kept=kept), numbers
+
+
+def _number(name: str, value: float | Tensor) -> float:
+    if isinstance(value, Tensor) and value.numel() != 1:
+        raise ValueError(f"the method's step returns {name!r} of shape {tuple(value.shape)}; numbers are scalars")
+    return float(value)
 
 
 def settle(problem: Problem, state: State, drawn: Draw, outcomes: Iterable[Outcome]) -> tuple[State, dict[str, Any]]:
@@ -149,7 +162,9 @@ def settle(problem: Problem, state: State, drawn: Draw, outcomes: Iterable[Outco
             )
     state, numbers = aggregate(problem, state._replace(totals=totals), replies)
     # check the message to the next client: it holds all that matters, and no other client's row is read
-    if replies and not all_finite(messages(problem, state, drawn.ids[:1])):
+    handed_out = [problem.in_use] if problem.method.hand_out else []
+    sent = [messages(each, state, drawn.ids[:1]) for each in [problem, *handed_out]] if replies else []
+    if not all_finite(tuple(sent)):
         raise DivergedError(
             f"the server diverged in round {state.round}: its step is not finite although all replies were; "
             "try a smaller server step (server_lr, momentum)"
@@ -164,7 +179,7 @@ def settle(problem: Problem, state: State, drawn: Draw, outcomes: Iterable[Outco
         **state.totals._asdict(),
     }
     for name in numbers:
-        if name in result:
-            raise ValueError(f"the method's step returns the number {name!r}, which every row has; rename it")
+        if name in result or name in RESERVED or name.startswith(MEASURED):
+            raise ValueError(f"the method's step returns the number {name!r}, a name that rows use already; rename it")
     result |= {name: value if np.isfinite(value) else None for name, value in numbers.items()}
     return state, result | ({"skipped": skipped} if skipped else {})

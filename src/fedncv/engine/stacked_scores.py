@@ -48,7 +48,7 @@ def before(engine: StackedEngine, states: Sequence[State]) -> list[dict[str, Any
             continue
         run_K = torch.from_numpy(rows // shape[1]).to(engine.device)
         shared_KP = torch.stack([x for x in shared if x is not None])[run_K]
-        if offset or not torch.equal(x_KP, shared_KP):
+        if offset or not torch.equal(x_KP, shared_KP) or not torch.equal(used_KR, arrived.buffers_KR):
             mine = scores(engine, rows, shared_KP, arrived.buffers_KR)
         pooled.reshape(-1)[rows] = mine
     return [

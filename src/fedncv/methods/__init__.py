@@ -46,7 +46,7 @@ def in_full(text: str) -> str:
 
 def _parts(text: str) -> list[tuple[str, Any]]:
     """Return name and config of the method, then of its switches in the order in which they are applied."""
-    first, *others = re.split(r"\+(?=[a-z])", text)
+    first, *others = (part.strip() for part in re.split(r"\+(?!\d)", text))  # 1e+3 is a number
     older.refuse(first)
     base, knobs = parse(first, {name: entry.config or _no_knobs for name, entry in METHODS.items()}, what="method")
     config = METHODS[base].config
@@ -56,9 +56,16 @@ def _parts(text: str) -> list[tuple[str, Any]]:
         name, values = parse(each, known, what="switch")
         if name in given:
             raise ValueError(f"{text!r} names {name} twice; leave one out")
-        given[name] = known[name](**values)
+        given[name] = _made(known[name], values, f"switch {name!r}")
     switches = [(name, given[name]) for name in SWITCHES if name in given]
-    return [(base, None if config is None else config(**knobs)), *switches]
+    return [(base, None if config is None else _made(config, knobs, f"method {base!r}")), *switches]
+
+
+def _made(config: Any, values: dict[str, Any], where: str) -> Any:
+    try:
+        return config(**values)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
 
 
 def _remedy(text: str, base: str, switch: str) -> str:

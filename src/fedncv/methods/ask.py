@@ -115,7 +115,10 @@ class Ask:
     _stacked: bool
 
     def __setattr__(self, name: str, _value: object) -> None:
-        raise AttributeError(f"an ask does not change; use ask.replace({name}=...)")
+        raise AttributeError(f"an ask does not change, so {name} cannot be set; ask.replace sets phase or prior_C")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"an ask does not change, so {name} cannot be deleted")
 
     @property
     def round(self) -> int:
@@ -125,6 +128,8 @@ class Ask:
     def replace(self, **changes: Any) -> "Ask":
         """Return a copy with another ``phase`` or ``prior_C``; both count work in the same notes."""
         given = {"phase": self.phase, "prior_C": self.prior_C} | changes
+        if len(given) > 2:
+            raise TypeError(f"ask.replace sets phase or prior_C, not {', '.join(changes)}")
         return Ask(
             self._model,
             self._task,

@@ -30,13 +30,23 @@ from torch import Tensor
 from fedncv.flat import Layout, Mode, Model
 from fedncv.keys import Key
 from fedncv.methods.ask import Ask, Batch, Client, Notes
-from fedncv.methods.sums import Replies, Sums, Weight, field_of, sums_from_totals, sums_of, weighted_sum
+from fedncv.methods.sums import (
+    Replies,
+    Sums,
+    Totals,
+    Weight,
+    field_of,
+    sums_from_totals,
+    sums_of,
+    totals_of,
+    weighted_sum,
+)
 from fedncv.tree import leaves, row
 
 __all__ = [
     "Ask", "Batch", "BufferRule", "Client", "Federation", "Method", "Notes", "Phase", "Prediction", "Replies",
-    "ServerAsk", "Step", "Stepped", "Sums", "Weight", "Work", "aggregate", "combined", "field_of", "for_all",
-    "moved_by", "sums_from_totals", "sums_of", "weighted_sum",
+    "ServerAsk", "Step", "Stepped", "Sums", "Totals", "Weight", "Work", "aggregate", "combined", "field_of", "for_all",
+    "moved_by", "sums_from_totals", "sums_of", "totals_of", "weighted_sum",
 ]  # fmt: skip
 
 
@@ -160,7 +170,17 @@ class Method(NamedTuple):
 
     @property
     def form(self) -> str:
-        return "sums" if self.combine is None else "each reply"
+        by_rule = isinstance(self.buffers, BufferRule) and self.buffers.combine is not None
+        return "each reply" if self.combine is not None or by_rule else "sums"
+
+
+def check(method: Method) -> None:
+    """Raise ValueError if the weights of a method name a field that it does not declare, or are not weights."""
+    for field, weight in method.weights.items():
+        if field not in method.reveals:
+            raise ValueError(f"weights name {field!r}, which reveals does not declare ({', '.join(method.reveals)})")
+        if weight not in ("samples", "one"):
+            raise ValueError(f"the weight of {field!r} must be 'samples' or 'one', not {weight!r}")
 
 
 def combined(method: Method, server: Any, replies: Replies) -> Any:

@@ -14,14 +14,14 @@ here are our own starting points for the study's networks.
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedncv.methods.base import Ask, Batch, Method, Work
+from fedncv.methods.base import Ask, Batch, Method, ServerAsk, Stepped, Sums, Work, moved_by
 from fedncv.methods.fedavg import Config as FedAvgConfig
-from fedncv.methods.fedavg import Down, Up, fedavg
+from fedncv.methods.fedavg import Down, Server, fedavg
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,9 +66,16 @@ def fat_clipping_iteration(config: IterationConfig = IterationConfig()) -> Metho
     return fedavg(FedAvgConfig(server_lr=config.server_lr))._replace(direction=direction)
 
 
-def fat_clipping_round(config: RoundConfig = RoundConfig()) -> Method:
-    def finish(_ask: Ask, y_P: Tensor, work: Work, down: Down, own: Any, _scratch: Any) -> tuple[Up, Any]:
-        delta_P = down.x_P - y_P
-        return Up(clip_factor(delta_P / work.lr, config.clip) * delta_P), own
+class ClippedUp(NamedTuple):
+    clipped_P: Tensor  # the clipped update
 
-    return fedavg(FedAvgConfig(server_lr=config.server_lr))._replace(finish=finish)
+
+def fat_clipping_round(config: RoundConfig = RoundConfig()) -> Method:
+    def finish(_ask: Ask, y_P: Tensor, work: Work, down: Down, own: Any, _scratch: Any) -> tuple[ClippedUp, Any]:
+        delta_P = down.x_P - y_P
+        return ClippedUp(clip_factor(delta_P / work.lr, config.clip) * delta_P), own
+
+    def step(_ask: ServerAsk, server: Server, sums: Sums) -> Stepped:
+        return moved_by(server, config.server_lr * sums.mean("clipped_P"))
+
+    return fedavg()._replace(finish=finish, step=step, reveals={"clipped_P": "the client's model update, clipped"})

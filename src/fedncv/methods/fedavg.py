@@ -9,6 +9,7 @@ Departures from the paper: weights are normalised over the clients that answered
 the paper's Algorithm 1).
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -36,8 +37,8 @@ class Config:
     """Server step, above 0; 1 replaces the model by the mean of the local models."""
 
     def __post_init__(self) -> None:
-        if not self.server_lr > 0:
-            raise ValueError(f"server_lr must be above 0, not {self.server_lr}")
+        if not 0 < self.server_lr < math.inf:
+            raise ValueError(f"server_lr must be above 0 and finite, not {self.server_lr}")
 
 
 class Server(NamedTuple):

@@ -13,6 +13,7 @@ Departures from the paper: none (its Delta is y - x). The paper tunes server_lr 
 0.001 to 10; here 0.01. As in the paper there are no bias corrections.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -53,8 +54,8 @@ class Config:
 
 
 def _check(server_lr: float, tau: float, **betas: float) -> None:
-    if not server_lr > 0:
-        raise ValueError(f"server_lr must be above 0, not {server_lr}")
+    if not 0 < server_lr < math.inf:
+        raise ValueError(f"server_lr must be above 0 and finite, not {server_lr}")
     if not tau > 0:
         raise ValueError(f"tau must be above 0, not {tau}")
     for name, beta in betas.items():

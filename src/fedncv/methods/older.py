@@ -3,9 +3,11 @@
 A run with an old spelling cannot be resumed: the chain's state has other fields.
 """
 
-RENAMED = {"tau": "prior.tau", "epsilon": "prior.epsilon", "alpha": "drift.alpha", "rate": "drift.rate"}
-ADDED = ("memory", "beta", "forget", "weights", "samples")  # now switches of their own
-VALUES = {"drift": ("fixed", "adaptive"), "even": ("true", "false")}
+NUMBERS = {"tau": "prior.tau", "epsilon": "prior.epsilon", "alpha": "drift.alpha", "rate": "drift.rate"}
+WORDS = {  # knob -> its old values, all of which are refused
+    "memory": ("off", "fixed", "adaptive"), "drift": ("fixed", "adaptive"), "even": ("true", "false"),
+    "samples": ("off", "saga", "svrg"), "weights": ("self_normalised", "ht"), "personal": ("none", "head"),
+}  # fmt: skip
 
 
 def refuse(text: str) -> None:
@@ -14,31 +16,43 @@ def refuse(text: str) -> None:
     if name not in ("fedncv", "fedncv-sums"):
         return
     knobs = {key: value for key, _, value in (word.partition("=") for word in rest.split(","))}
-    if "personal" in knobs:
-        raise ValueError(f"{text!r}: personal=head was removed; use fedper or fedrep for a personal head")
-    if any(key in RENAMED or key in ADDED or knobs[key] in VALUES.get(key, ()) for key in knobs):
-        raise ValueError(f"{text!r} is the spelling of an older version; write {new_spelling(name, knobs)!r}")
+    if knobs.get("memory") in ("server", "clients"):
+        raise ValueError(f"{text!r}: this is a knob of drift; write {name}:drift.memory={knobs['memory']}")
+    numbers = {*NUMBERS, "beta", "forget"} & knobs.keys()
+    if not numbers and not any(knobs.get(key) in values for key, values in WORDS.items()):
+        return
+    old = f"{text!r} is the spelling of an older version, whose runs cannot be resumed"
+    if name == "fedncv-sums":
+        raise ValueError(f"{old}; fedncv-sums was another method then, see docs/methods/fedncv-sums.md")
+    if knobs.get("personal") == "head":
+        raise ValueError(f"{old}; personal=head was removed, use fedper or fedrep for a personal head")
+    raise ValueError(f"{old}; in a new run write {new_spelling(name, knobs)!r}")
 
 
 def new_spelling(name: str, knobs: dict[str, str]) -> str:
-    """Return the chain that the old knobs stand for.
+    """Return the chain that the old knobs stand for. A ceiling of a learned alpha or beta has no new form.
 
-    >>> new_spelling("fedncv", {"memory": "adaptive", "tau": "0"})
+    >>> new_spelling("fedncv", {"memory": "adaptive", "tau": "0", "epsilon": "2"})
     'fedncv:prior=off+memory:beta=learned'
     """
-    learned = knobs.get("drift") == "adaptive"
+    drift, prior_off = knobs.get("drift", "fixed"), knobs.get("tau") in ("0", "0.0")
     words = []
     for key, value in knobs.items():
-        if (key == "alpha" and learned) or key in ADDED or (key, value) == ("drift", "fixed"):
-            continue
-        if key == "drift" and learned:
-            words.append("drift.alpha=learned")
-        elif (key, value) == ("tau", "0"):
-            words.append("prior=off")
+        part = NUMBERS.get(key, key).partition(".")[0]
+        if key == "drift":
+            words += {"off": ["drift=off"], "adaptive": ["drift.alpha=learned"]}.get(value, [])
         elif key == "even":
             words.append(f"even={'off' if value in ('false', 'off') else 'on'}")
-        else:
-            words.append(f"{RENAMED.get(key, key)}={value}")
+        elif key == "tau" and prior_off:
+            words.append("prior=off")
+        elif (part == "prior" and prior_off) or (part == "drift" and drift == "off"):
+            continue  # a knob of a part that is off
+        elif key == "alpha" and drift == "adaptive":
+            continue  # its ceiling
+        elif key in NUMBERS:
+            words.append(f"{NUMBERS[key]}={value}")
+        elif key in ("momentum", "average", "blend"):
+            words.append(f"{key}={value}")
     text = ":".join(filter(None, [name, ",".join(words)]))
     if knobs.get("memory", "off") != "off":
         beta = "learned" if knobs["memory"] == "adaptive" else knobs.get("beta", "1")

@@ -9,6 +9,7 @@ from fedncv.methods import (
     fedavg,
     fedavgm,
     feddyn,
+    fedexp,
     fedgen,
     fedlc,
     fedncv,
@@ -252,6 +253,15 @@ METHODS: dict[str, Entry] = {
         "Reddi 2021, arXiv:2003.00295",
         no_limit="a large tau gives FedAvg to rounding",
         settles="server_lr=2,tau=1,beta1=0",
+    ),
+    "fedexp": Entry(
+        "FedExP",
+        fedexp.fedexp,
+        fedexp.Config,
+        "lengthen the server step where updates disagree",
+        "Jhunjhunwala 2023, arXiv:2301.09604",
+        limit="epsilon=inf",
+        settles="epsilon=0.1",
     ),
     "local": Entry(
         "Local only",

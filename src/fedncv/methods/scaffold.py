@@ -11,6 +11,7 @@ Departures from the paper: with local momentum, K * lr is the sum of the factors
 entered x - y; without momentum they are the same.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -41,8 +42,8 @@ class Config:
     """Server step, above 0; 1 replaces the model by the mean of the local models."""
 
     def __post_init__(self) -> None:
-        if not self.server_lr > 0:
-            raise ValueError(f"server_lr must be above 0, not {self.server_lr}")
+        if not 0 < self.server_lr < math.inf:
+            raise ValueError(f"server_lr must be above 0 and finite, not {self.server_lr}")
 
 
 class Server(NamedTuple):

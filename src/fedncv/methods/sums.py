@@ -41,8 +41,11 @@ class Sums(NamedTuple):
     num_replies: int
 
     def with_mean(self, field: str, value: Tensor) -> "Sums":
-        """Return the same sums with another estimate of the mean of ``field``."""
-        return self._replace(mean=lambda name: value if name == field else self.mean(name))
+        """Return the same sums with another estimate of the mean of ``field``, which goes by samples."""
+        return self._replace(
+            mean=lambda name: value if name == field else self.mean(name),
+            sum=lambda name: value * self.samples.to(value) if name == field else self.sum(name),
+        )
 
 
 def sums_of(replies: Replies, weights: Mapping[str, Weight]) -> Sums:
@@ -55,26 +58,50 @@ def sums_of(replies: Replies, weights: Mapping[str, Weight]) -> Sums:
         return weighted_sum(w_S, field_of(replies.ups, name))
 
     def total(name: str) -> Tensor:
-        w_S = replies.sizes_S if weights.get(name, "samples") == "samples" else ones_S
-        return weighted_sum(w_S, field_of(replies.ups, name))
+        if weights.get(name, "samples") == "one":
+            return weighted_sum(ones_S, field_of(replies.ups, name))
+        if replies.omega_S is not None:
+            return mean(name) * replies.sizes_S.sum().to(mean(name))
+        return weighted_sum(replies.sizes_S, field_of(replies.ups, name))
 
     return Sums(mean, total, replies.sizes_S.sum(), num_replies)
 
 
-def sums_from_totals(
-    totals: Mapping[str, Tensor], samples: Tensor, num_replies: int, weights: Mapping[str, Weight]
-) -> Sums:
-    """Return the sums from the totals sum_S w_u a_u alone; equal to ``sums_of`` to rounding."""
+class Totals(NamedTuple):
+    """sum_S w_u a_u of every field, as secure aggregation or one of several machines gives it."""
+
+    fields: Mapping[str, Tensor]
+    samples: Tensor  # sum_S n_u
+    num_replies: int
+
+    def plus(self, other: "Totals") -> "Totals":
+        """Return the totals over the replies of both."""
+        fields = {name: value + other.fields[name] for name, value in self.fields.items()}
+        return Totals(fields, self.samples + other.samples, self.num_replies + other.num_replies)
+
+
+def totals_of(replies: Replies, weights: Mapping[str, Weight]) -> Totals:
+    sums = sums_of(replies, weights)
+    names = [path.rpartition(".")[2] for path, _ in leaves(replies.ups)]
+    return Totals({name: sums.sum(name) for name in names}, sums.samples, sums.num_replies)
+
+
+def sums_from_totals(totals: Totals, weights: Mapping[str, Weight]) -> Sums:
+    """Return the sums from the totals alone; equal to ``sums_of`` to rounding."""
 
     def mean(name: str) -> Tensor:
-        return totals[name] / (samples.to(totals[name]) if weights.get(name, "samples") == "samples" else num_replies)
+        total, by_samples = totals.fields[name], weights.get(name, "samples") == "samples"
+        return total / (totals.samples.to(total) if by_samples else totals.num_replies)
 
-    return Sums(mean, totals.__getitem__, samples, num_replies)
+    return Sums(mean, totals.fields.__getitem__, totals.samples, totals.num_replies)
 
 
 def field_of(ups: Any, name: str) -> Tensor:
     """Return the field ``name`` of a reply, also if switches have wrapped the reply."""
-    found: Tensor = next(leaf for path, leaf in leaves(ups) if path.rpartition(".")[2] == name)
+    fields = {path.rpartition(".")[2]: leaf for path, leaf in leaves(ups)}
+    if name not in fields:
+        raise ValueError(f"clients send no field {name!r} (they send {', '.join(fields) or 'nothing'})")
+    found: Tensor = fields[name]
     return found
 
 

@@ -19,6 +19,7 @@ from fedncv.methods.switches import (
     server_average,
     server_momentum,
 )
+from fedncv.spec import nearest
 
 
 class Switch(NamedTuple):
@@ -42,6 +43,11 @@ SWITCHES: dict[str, Switch] = {
 
 def chain(method: Method, **configs: Any) -> Method:
     """Return ``method`` with the switches whose config is not None, applied in the order of ``SWITCHES``."""
+    for name in configs:
+        if name not in SWITCHES:
+            raise ValueError(nearest(name, SWITCHES, what="switch"))
+        if configs[name] is not None and name in method.switches:
+            raise ValueError(f"the method already has {name}; leave it out")
     for name, switch in SWITCHES.items():
         if configs.get(name) is not None:
             method = switch.apply(method, configs[name])

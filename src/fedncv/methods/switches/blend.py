@@ -6,6 +6,7 @@ Early in training the shared model is poor, and local training improves a client
 is better, and a short local training mostly adds noise. Training and messages do not change.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +21,8 @@ class Config:
     """Decay rate of the local model's weight at prediction time, at least 0; 0 keeps the trained model."""
 
     def __post_init__(self) -> None:
-        if not self.rate >= 0:
-            raise ValueError(f"blend: rate must be at least 0, not {self.rate}")
+        if not 0 <= self.rate < math.inf:
+            raise ValueError(f"rate must be at least 0 and finite, not {self.rate}")
 
 
 def with_blend(method: Method, config: Config = Config()) -> Method:

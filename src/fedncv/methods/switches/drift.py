@@ -12,9 +12,9 @@
              clients: each client keeps its c_u, and the server needs only sums (drift_clients.py)
 
 The corrections sum to zero over all clients: sum_u p_u e_u = 0. Delta_u contains e_u, so c_u adds it back. alpha = 0 is
-the method itself; alpha = 1 with equal sizes is SCAFFOLD (option II) once all clients have been seen. alpha_u* minimises
-the error of one client's gradient; the default is 1, because a smaller alpha_u leaves drift, which does not average
-out. Derivations: docs/theory.md. Letters: S = clients of the round, N = all clients, P = parameters.
+the method itself; alpha = 1 with equal sizes is SCAFFOLD (option II) once all clients have been seen. alpha_u* has
+the least error of one gradient. The default is 1, because a smaller alpha_u leaves drift, which does not average out.
+Derivations: docs/theory.md. Letters: S = clients of the round, N = all clients, P = parameters.
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ from fedncv import estimators
 from fedncv.methods.base import Ask, Batch, Federation, Method, ServerAsk, Stepped, Work, combined
 from fedncv.methods.sums import Replies, field_of
 from fedncv.methods.switches.drift_clients import with_drift_at_clients
-from fedncv.methods.switches.through import through
+from fedncv.methods.switches.through import revealing, through
 from fedncv.rows import AnyRows, rows_of, with_rows
 
 
@@ -145,6 +145,6 @@ def with_drift(method: Method, config: Config = Config()) -> Method:
         predict=lambda ask, y_P, down, own: method.predict(ask, y_P, down.down, own),
         combine=combine,
         step=step,
-        reveals={**method.reveals, "total_step": "the sum of its step lengths: learning rate times full batches"},
+        reveals=revealing(method, total_step="the sum of its step lengths: learning rate times full batches"),
         switches=(*method.switches, "drift"),
     )

@@ -30,7 +30,7 @@ from fedncv.methods.base import (
     field_of,
     for_all,
 )
-from fedncv.methods.switches.through import through
+from fedncv.methods.switches.through import revealing, through
 
 
 class Tracked(NamedTuple):
@@ -47,6 +47,11 @@ class Own(NamedTuple):
     own: Any  # the method's own
     c_P: Tensor  # mean raw gradient of the last round
     seen: Tensor  # 1 once it took part
+
+
+class Scratch(NamedTuple):
+    scratch: Any  # the method's own
+    e_P: Tensor  # e_u
 
 
 class Up(NamedTuple):
@@ -67,20 +72,17 @@ def with_drift_at_clients(method: Method, model: Callable[[Any], Tensor], alpha:
         c_bar_P = weighted_mean(tracked.sum_c).to(model(tracked.server).dtype)
         return Down(method.broadcast(tracked.server, ids_S), for_all(c_bar_P, ids_S))
 
-    def correction(down: Down, own: Own) -> Tensor:
-        """Return e_u."""
-        return own.seen * alpha * (own.c_P - down.c_bar_P)
-
     def begin(ask: Ask, down: Down, own: Own) -> tuple[Tensor, Any]:
-        return method.begin(ask, down.down, own.own)
+        y_P, scratch = method.begin(ask, down.down, own.own)
+        return y_P, Scratch(scratch, own.seen * alpha * (own.c_P - down.c_bar_P))
 
     def direction(ask: Ask, y_P: Tensor, batch: Batch, down: Down, own: Own, scratch: Any) -> tuple[Tensor, Any]:
-        d_P, scratch = method.direction(ask, y_P, batch, down.down, own.own, scratch)
-        return d_P - correction(down, own), scratch
+        d_P, inner = method.direction(ask, y_P, batch, down.down, own.own, scratch.scratch)
+        return d_P - scratch.e_P, Scratch(inner, scratch.e_P)
 
     def finish(ask: Ask, y_P: Tensor, work: Work, down: Down, own: Own, scratch: Any) -> tuple[Up, Own]:
-        up, kept = method.finish(ask, y_P, work, down.down, own.own, scratch)
-        c_P = field_of(up, "delta_P") / work.total_step + correction(down, own)
+        up, kept = method.finish(ask, y_P, work, down.down, own.own, scratch.scratch)
+        c_P = field_of(up, "delta_P") / work.total_step + scratch.e_P
         return Up(up, c_P - own.c_P, 1 - own.seen), Own(kept, c_P, torch.ones_like(own.seen))
 
     def predict(ask: Ask, y_P: Tensor, down: Down, own: Own) -> Prediction:
@@ -113,10 +115,10 @@ def with_drift_at_clients(method: Method, model: Callable[[Any], Tensor], alpha:
         predict=predict,
         step=step,
         fixed_sizes=True,
-        reveals={
-            **method.reveals,
-            "dc_P": "how its mean gradient changed; only the sum is needed",
-            "new": "whether it takes part for the first time; only the sum is needed",
-        },
+        reveals=revealing(
+            method,
+            dc_P="how its mean gradient changed; only the sum is needed",
+            new="whether it takes part for the first time; only the sum is needed",
+        ),
         switches=(*method.switches, "drift"),
     )

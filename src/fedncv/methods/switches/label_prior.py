@@ -26,10 +26,10 @@ class Config:
     """Number of samples added to each class before the frequencies are computed, above 0."""
 
     def __post_init__(self) -> None:
-        if not self.tau >= 0:
-            raise ValueError(f"tau must be at least 0, not {self.tau}")
-        if not self.epsilon > 0:
-            raise ValueError(f"epsilon must be above 0, not {self.epsilon}")
+        if not 0 <= self.tau < math.inf:
+            raise ValueError(f"tau must be at least 0 and finite, not {self.tau}")
+        if not 0 < self.epsilon < math.inf:
+            raise ValueError(f"epsilon must be above 0 and finite, not {self.epsilon}")
 
 
 class Prior(NamedTuple):

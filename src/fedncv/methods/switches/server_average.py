@@ -8,6 +8,7 @@ statistics are averaged in the same way; the weights are positive and sum to one
 do not grow: a client that trains receives ``x``, a client that only uses the model receives ``a``.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -23,8 +24,8 @@ class Config:
     """Share of the rounds so far that the average covers, at least 0; 0 uses the last model."""
 
     def __post_init__(self) -> None:
-        if not self.share >= 0:
-            raise ValueError(f"share must be at least 0, not {self.share}")
+        if not 0 <= self.share < math.inf:
+            raise ValueError(f"share must be at least 0 and finite, not {self.share}")
 
 
 class Averaging(NamedTuple):

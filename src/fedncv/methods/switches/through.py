@@ -23,6 +23,14 @@ def through(method: Method) -> Method:
     )
 
 
+def revealing(method: Method, **fields: str) -> dict[str, str]:
+    """Return what clients reveal with these fields added; sums find a field by its name, so it must be a new one."""
+    for field in fields:
+        if field in method.reveals:
+            raise ValueError(f"the method sends a field {field!r} already, which this switch would add; rename it")
+    return {**method.reveals, **fields}
+
+
 def _rule_through(rule: Any) -> Any:
     if not isinstance(rule, BufferRule):
         return rule
