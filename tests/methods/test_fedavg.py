@@ -47,7 +47,7 @@ def test_the_server_step_scales_the_mean_update():
 
 
 def test_a_server_step_of_zero_is_refused():
-    with pytest.raises(ValueError, match="server_lr must be above 0, not 0"):
+    with pytest.raises(ValueError, match="server_lr must be above 0 and finite, not 0"):
         find_method("fedavg:server_lr=0")
 
 

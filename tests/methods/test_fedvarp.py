@@ -110,5 +110,5 @@ def test_a_client_that_holds_more_by_now_weighs_more_in_the_memory():
 
 
 def test_a_server_step_of_zero_is_refused():
-    with pytest.raises(ValueError, match="server_lr must be above 0, not 0"):
+    with pytest.raises(ValueError, match="server_lr must be above 0 and finite, not 0"):
         find_method("fedvarp:server_lr=0")

@@ -43,5 +43,5 @@ def test_with_all_clients_in_every_round_it_is_fedavg_to_rounding():
 
 
 def test_a_server_step_of_zero_is_refused():
-    with pytest.raises(ValueError, match="server_lr must be above 0, not 0"):
+    with pytest.raises(ValueError, match="server_lr must be above 0 and finite, not 0"):
         find_method("mifa:server_lr=0")

@@ -90,5 +90,5 @@ def test_with_momentum_the_mean_gradient_counts_gradients_as_often_as_they_are_u
 
 
 def test_a_server_step_of_zero_is_refused():
-    with pytest.raises(ValueError, match="server_lr must be above 0, not 0"):
+    with pytest.raises(ValueError, match="server_lr must be above 0 and finite, not 0"):
         find_method("scaffold:server_lr=0")
