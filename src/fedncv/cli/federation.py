@@ -45,19 +45,35 @@ class Init:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Where:
-    """Name the folder of a federation."""
+class Status:
+    """Show the processes on this machine, the connected clients, and the progress of every run."""
 
     folder: Folder
     """The folder that `fedncv federation init` wrote."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
-    """Run one machine's part in the foreground, and restart it whenever it ends, until Ctrl-C."""
+class Down:
+    """Stop the server and all clients that `fedncv federation up` started on this machine."""
 
     folder: Folder
-    """This machine's part: FOLDER/server, or FOLDER/clients/0."""
+    """The folder that `fedncv federation init` wrote."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Server:
+    """Run the server in the foreground, and restart it whenever it ends, until Ctrl-C."""
+
+    folder: Folder
+    """The server's part of the federation: FOLDER/server, or a copy of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Client:
+    """Run one client in the foreground, and restart it whenever it ends, until Ctrl-C."""
+
+    folder: Folder
+    """The client's part of the federation: FOLDER/clients/0 for client 0, or a copy of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +106,8 @@ class Begin(RunConfig):
     """Every so many rounds each client scores the received model, into its own history.jsonl; 0: never."""
     rows: Literal["auto", "memory", "disk"] = "auto"
     """Where the server stores per-client state; auto: on disk if it would not fit in memory."""
+    seed: int = RunConfig.seed
+    """Seed of the initial model, the draws of clients and the batches; 0 to 2^64 - 1."""
 
 
 def _offered(kind: type[Begin]) -> type[Begin]:
@@ -163,13 +181,13 @@ def init(argv: list[str]) -> int:
 def server(argv: list[str]) -> int:
     from fedncv.flower.processes import keep_server
 
-    return keep_server(Path(parse(Part, argv, command="federation server").folder))
+    return keep_server(Path(parse(Server, argv, command="federation server").folder))
 
 
 def client(argv: list[str]) -> int:
     from fedncv.flower.processes import keep_client
 
-    return keep_client(Path(parse(Part, argv, command="federation client").folder))
+    return keep_client(Path(parse(Client, argv, command="federation client").folder))
 
 
 def up(argv: list[str]) -> int:
@@ -191,7 +209,7 @@ def status(argv: list[str]) -> int:
     from fedncv.flower.folder import read_server_settings
     from fedncv.results import is_run, read_run
 
-    folder = Path(parse(Where, argv, command="federation status").folder)
+    folder = Path(parse(Status, argv, command="federation status").folder)
     read_server_settings(folder / "server")  # raise for a wrong folder: it is not a server that is down
     try:
         connected, answers = processes.online(folder / "server", seconds=20.0), "answers"
@@ -219,7 +237,7 @@ def down(argv: list[str]) -> int:
     from fedncv.flower import processes
     from fedncv.flower.folder import read_server_settings
 
-    folder = Path(parse(Where, argv, command="federation down").folder)
+    folder = Path(parse(Down, argv, command="federation down").folder)
     if not (folder / "logs").is_dir():  # nothing was ever started here: check that it is a federation
         read_server_settings(folder / "server")
     ended = processes.down(folder)

@@ -61,7 +61,7 @@ class Arguments(Settings):
     tuning_seeds: int = len(Tuning().seeds)
     """--tune: number of seeds per learning rate; they start at 1000."""
     jobs: int = 1
-    """Methods to train at the same time, each in its own process: 7 use a GPU better than 1 (docs/studies.md)."""
+    """Methods to train at the same time, each in its own process. One does not fill an H200: we used 7."""
     tensorboard: bool = False
     """Also write TensorBoard event files into each run's folder."""
     dry_run: bool = False
