@@ -1,5 +1,6 @@
 """The contract's own arithmetic: weights, sums, and what an Ask counts and differentiates."""
 
+import pytest
 import torch
 from federations import tiny, vector
 from torch import nn
@@ -142,3 +143,11 @@ def test_it_is_noted_whether_the_round_was_looked_at():
     assert not ask.notes.saw_round
     assert ask.round == 0
     assert ask.notes.saw_round
+
+
+def test_nothing_else_can_be_replaced_or_deleted():
+    _, ask, _ = asked()
+    with pytest.raises(TypeError, match="phase or prior_C, not round"):
+        ask.replace(round=3)
+    with pytest.raises(AttributeError, match="cannot be deleted"):
+        del ask.phase

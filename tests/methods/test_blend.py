@@ -27,3 +27,9 @@ def test_blend_changes_only_what_is_predicted_after_training(blend, share):
 
 def test_a_rate_of_zero_is_the_method_itself():
     assert find_method("fedavg+blend:rate=0").switches == ()
+
+
+@pytest.mark.parametrize("rate", ["-1", "inf", "nan"])
+def test_a_rate_out_of_range_is_refused(rate):
+    with pytest.raises(ValueError, match=f"rate must be at least 0 and finite, not {rate}"):
+        find_method(f"fedavg+blend:rate={rate}")

@@ -63,3 +63,8 @@ def test_the_server_takes_another_model():
     method = find_method("fedavg")
     server = method.with_model(method.init(torch.zeros(2), None), torch.ones(2))
     assert torch.equal(method.model(server), torch.ones(2))
+
+
+def test_a_server_step_without_end_is_refused():
+    with pytest.raises(ValueError, match="above 0 and finite, not inf"):
+        find_method("fedavg:server_lr=inf")

@@ -181,3 +181,11 @@ def test_knobs_are_from_zero_to_one(name):
     for value in (-0.1, 1.5):
         with pytest.raises(ValueError, match=f"{name} must be from 0 to 1, not {value}"):
             MemoryConfig(**{name: value})
+
+
+def test_a_client_that_is_known_by_hand():
+    """Delta = 1 of the first of two, then 2: h_bar + 2 - 1, and h_bar = 1 over those seen or 1/2 over all."""
+    for unseen, x in (("mean", -3.0), ("zero", -2.5)):
+        method = find_method(f"fedavg+memory:unseen={unseen}")
+        server = answer(method, method.init(vector(0.0), federation()), {0: (vector(1.0),)})
+        assert_close(answer(method, server, {0: (vector(2.0),)}).server.x_P, vector(x))

@@ -10,6 +10,8 @@ from fedncv.methods import find_method
     [
         ("fedncv:tau=0", "fedncv:prior=off"),
         ("fedncv:even=false", "fedncv:even=off"),
+        ("fedncv:tau=0,rate=0.5", "fedncv:prior=off,drift.rate=0.5"),
+        ("fedncv:alpha=0.5", "fedncv:drift.alpha=0.5"),
         ("fedncv:even=true,tau=2", "fedncv:even=on,prior.tau=2"),
         ("fedncv:memory=adaptive,forget=0.5", "fedncv+memory:beta=learned,forget=0.5"),
         ("fedncv:drift=adaptive,rate=1", "fedncv:drift.alpha=learned,drift.rate=1"),

@@ -169,7 +169,9 @@ def test_no_share_is_the_method_itself():
     assert find_method("fedncv:average=0").hand_out is None
 
 
-@pytest.mark.parametrize("text", ["fedavg+average:share=-1", "fedavg+average:share=nan", "fedncv:average=-0.1"])
+@pytest.mark.parametrize(
+    "text", ["fedavg+average:share=-1", "fedavg+average:share=nan", "fedavg+average:share=inf", "fedncv:average=-0.1"]
+)
 def test_a_share_below_zero_is_refused(text):
     with pytest.raises(ValueError, match="at least 0"):
         find_method(text)

@@ -6,8 +6,9 @@ from federations import answer, federation, inside, model_of, tiny, train, vecto
 from torch.testing import assert_close
 
 from fedncv.methods import find_method
+from fedncv.methods.base import Stepped
 from fedncv.methods.fedavg import fedavg
-from fedncv.methods.switches.server_momentum import with_momentum
+from fedncv.methods.switches.server_momentum import Config, with_momentum
 
 
 def path(text, *updates):
@@ -67,3 +68,20 @@ def test_the_numbers_of_the_method_stay():
 def test_it_is_refused_where_no_model_is_shared(missing):
     with pytest.raises(ValueError, match="needs a model that all clients share"):
         with_momentum(fedavg()._replace(**{missing: None}))
+
+
+def test_it_builds_on_the_move_that_the_method_reports():
+    """Not on x - x', whose rounding differs: here the method reports ten times as much."""
+
+    def step(_ask, server, _sums):
+        return Stepped(server._replace(x_P=server.x_P - 1), vector(10.0))
+
+    method = with_momentum(fedavg()._replace(step=step))
+    stepped = method.step(None, method.init(vector(7.0), federation((1,))), None)
+    assert_close(stepped.server.v_P, vector(10.0))
+
+
+@pytest.mark.parametrize("beta", [-0.1, 1.0, 1.5])
+def test_momentum_is_below_one(beta):
+    with pytest.raises(ValueError, match=f"beta must be at least 0 and below 1, not {beta}"):
+        Config(beta=beta)

@@ -39,6 +39,7 @@ def test_sums_by_hand():
     sums = sums_of(replies, {"b": "one"})
     assert_close(sums.mean("c"), vector(5.0, 6.0, 1.0))
     assert_close(sums.sum("c"), vector(20.0, 24.0, 4.0))
+    assert_close(sums_of(replies, {"c": "one"}).sum("c"), vector(8.0, 8.0, 4.0))
     assert [float(each("a")) for each in (sums.mean, sums.sum)] == [5, 20]
     assert [float(each("b")) for each in (sums.mean, sums.sum)] == [3, 6]
     assert (float(sums.samples), sums.num_replies) == (4, 2)

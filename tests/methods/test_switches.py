@@ -198,3 +198,9 @@ def test_a_state_around_the_servers_is_looked_through():
     assert moved.mine == "mine"
     ids_S = torch.arange(3)
     assert torch.equal(method.hand_out(moved, ids_S).x_P, plain.hand_out(moved.server, ids_S).x_P)
+
+
+@pytest.mark.parametrize("knob", ["tau", "epsilon"])
+def test_an_infinite_prior_is_refused(knob):
+    with pytest.raises(ValueError, match=f"{knob} must be .* finite, not inf"):
+        PriorConfig(**{knob: math.inf})
