@@ -392,7 +392,7 @@ def begin(out, *, rounds=120):
     return process
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("how", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
 def test_a_stopped_run_is_resumed_to_the_same_bytes(how, tmp_path):
     process = begin(tmp_path / "stopped")
     os.kill(process.pid, how)

@@ -145,4 +145,4 @@ def test_up_run_status_down(tmp_path):
         assert said.count("connected") == 2
     finally:
         assert "stopped client 1, client 0, server" in fedncv("down", "trial")
-    assert "nothing ran" in fedncv("down", "trial")
+    assert "nothing was running" in fedncv("down", "trial")
