@@ -18,9 +18,11 @@ from fedncv.cli import main
 from fedncv.engine.problem import build
 from fedncv.export import export
 from fedncv.flower import server
-from fedncv.flower.rules import Rules
-from fedncv.flower.wire import ARRAYS, ASK, STYPE
-from fedncv.methods import METHODS, find_method
+from fedncv.flower.halves import Up
+from fedncv.flower.rules import Rules, accept
+from fedncv.flower.wire import ARRAYS, ASK, STYPE, WireError
+from fedncv.methods import METHODS, fedavg, find_method
+from fedncv.methods.switches import drift
 from fedncv.results import read_rows
 
 ROUNDS = 3
@@ -278,6 +280,17 @@ def test_a_sample_count_outside_the_rules_bars_the_client(count, by_hand, tools,
     assert state.round == ROUNDS
     assert read_rows(by_hand.folder / "server" / "runs" / "run")[0]["barred"].keys() == {"1"}
     assert [u for u, message, _ in grid.sent if message.metadata.message_type == "train" and u == 1] == []
+
+
+def test_norms_hold_for_a_field_that_a_switch_has_wrapped():
+    """fedncv sends up.delta_P: the rule still names delta_P."""
+    reply = Up(drift.Up(fedavg.Up(torch.full((4,), 3.0)), torch.tensor(0.5)), torch.zeros(0))
+    with pytest.raises(WireError, match="norm of delta_P is 6, above 2"):
+        accept(Rules(norms={"delta_P": 2.0}), reply)
+    clipped, said = accept(Rules(norms={"delta_P": 2.0}, outside="clip"), reply)
+    assert torch.allclose(clipped.up.up.delta_P, torch.ones(4))
+    assert said == ["delta_P from 6 to 2"]
+    assert float(clipped.up.total_step) == 0.5
 
 
 def test_norms_reject_or_clip_and_are_counted(by_hand, config):

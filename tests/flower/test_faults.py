@@ -144,7 +144,7 @@ def test_a_client_that_answers_wrongly_twice_or_late_changes_nothing_but_its_own
     for reason, word in zip(reasons, ("NaN", "float32", "norm", "undeclared"), strict=True):
         assert word in reason
     log = (federation.folder / "server" / "runs" / "lying" / "log.txt").read_text()
-    assert log.count("refused") == 4
+    assert log.count("rejected") == 4
 
 
 def test_an_inflated_sample_count_bars_the_client(federation, tools):

@@ -87,16 +87,17 @@ def accept(rules: Rules, reply: Up) -> tuple[Up, list[str]]:
     clipped: list[str] = []
     factors: dict[str, float] = {}
     for path, leaf in leaves(reply.up):
-        limit = rules.norms.get(path)
+        name = path.rpartition(".")[2]  # switches may have wrapped the reply
+        limit = rules.norms.get(name)
         if limit is None or not isinstance(leaf, Tensor):
             continue
         norm = float(torch.linalg.vector_norm(leaf, dtype=torch.float64))
         if norm <= limit:
             continue
         if rules.outside == "reject":
-            raise WireError(f"norm of {path} is {norm:.6g}, above {limit:g}")
+            raise WireError(f"norm of {name} is {norm:.6g}, above {limit:g}")
         factors[path] = limit / norm
-        clipped.append(f"{path} from {norm:.6g} to {limit:g}")
+        clipped.append(f"{name} from {norm:.6g} to {limit:g}")
     return reply._replace(up=_scaled(reply.up, factors)) if factors else reply, clipped
 
 
