@@ -20,7 +20,7 @@ def federation(live):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_five_clients_have_the_sequential_engine_s_bits(method, federation, tools):
-    name = "five-" + re.sub("[:,=]", "-", method)
+    name = "five-" + re.sub("[:,=+]", "-", method)
     changes = {"method": method, "per_round": 3, "rounds": 3}
     state = federation.run(name, seconds=400.0, **changes)
     reference = tools.sequential(tools.changed(federation.config, **changes))
