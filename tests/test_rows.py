@@ -300,6 +300,7 @@ def killed(folder, points):
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_killed_while_it_writes_rows_a_run_ends_with_the_same_bytes(tmp_path):
     """Three clients a round have nine rows: the 23rd is written in round 3, after the checkpoint of round 2."""
     points = [(MOMENTS[1], 23), (MOMENTS[2], 23), ("state: written, not renamed", 2)]

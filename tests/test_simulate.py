@@ -120,6 +120,7 @@ class Sentences(nn.Module):
         return self.head(self.dropout(self.recurrent(self.embedding(tokens))[0][:, -1]))
 
 
+@pytest.mark.slow
 def test_text_is_learned():
     """Which of the tokens 0, 1, 2 comes last decides the class: far above the third that guessing gives."""
     rng = np.random.default_rng(0)

@@ -41,6 +41,7 @@ def test_killed_at_every_write_point_a_run_ends_with_the_same_bytes(tmp_path):
     assert set(verdicts.values()) == {"equal"}, verdicts
 
 
+@pytest.mark.slow
 def test_killed_at_three_random_moments_a_run_ends_with_the_same_bytes(tmp_path):
     verdicts = dying("moments", tmp_path, 3, 0)
     assert set(verdicts.values()) == {"equal"}, verdicts

@@ -380,7 +380,7 @@ def test_a_run_that_diverges_among_its_seeds_stops_none_of_them(tmp_path, capsys
     assert capsys.readouterr().err == f"fedncv: {folders[1]}: it diverged\n"
 
 
-def begin(out, *, rounds=120):
+def begin(out, *, rounds=60):
     """A run in a process of its own, some rounds under way."""
     process = fedncv("run", *QUICK[:-4], "--rounds", rounds, "--epochs", "1", "--eval-every", "50", "--out", out)
     metrics = Path(out) / "fedavg-seed0" / "metrics.jsonl"
@@ -407,10 +407,10 @@ def test_a_stopped_run_is_resumed_to_the_same_bytes(how, tmp_path):
     assert resumed.returncode == 0, error
     if how == signal.SIGINT:  # nothing is lost: not a round is repeated
         timing = [line for line in (stopped / "timing.jsonl").read_text().splitlines() if line]
-        assert len(timing) == 121
-        assert 5 < rows < 121
+        assert len(timing) == 61
+        assert 5 < rows < 61
     undisturbed = fedncv(
-        "run", *QUICK[:-4], "--rounds", 120, "--epochs", "1", "--eval-every", "50", "--out", tmp_path / "whole"
+        "run", *QUICK[:-4], "--rounds", 60, "--epochs", "1", "--eval-every", "50", "--out", tmp_path / "whole"
     )
     undisturbed.communicate(timeout=120)
     assert undisturbed.returncode == 0

@@ -209,6 +209,7 @@ def test_a_stopped_study_goes_on_to_the_same_bytes(tmp_path):
         assert a.read_bytes() == b.read_bytes()
 
 
+@pytest.mark.slow
 def test_of_several_processes_one_that_fails_leaves_its_runs_named(tmp_path, capsys):
     """All of fedper is set back, and the checkpoint of its first seed is damaged: no run of it goes on."""
     out = tmp_path / "study"

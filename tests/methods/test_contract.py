@@ -120,9 +120,9 @@ def test_a_client_is_not_moved_by_what_another_one_keeps(name):
     ("sizes", "what"),
     [
         ((20, 1, 9), "one sample"),
-        ((20, 2, 9), "one training batch of two"),
-        ((12,), "one client"),
-        ((9, 9), "m = N"),
+        pytest.param((20, 2, 9), "one training batch of two", marks=pytest.mark.slow),
+        ((12,), "one client, and m = N"),
+        pytest.param((9, 9), "m = N", marks=pytest.mark.slow),
     ],
 )
 def test_small_clients_give_numbers(name, sizes, what):

@@ -2,12 +2,15 @@
 
 from pathlib import Path
 
+import pytest
+
 from fedncv.cli.theory import into_page, markdown
 from fedncv.theory import STATEMENTS
 
 PAGE = Path(__file__).parents[2] / "docs" / "theory.md"
 
 
+@pytest.mark.slow
 def test_the_pages_table_is_up_to_date(decide):
     page = PAGE.read_text(encoding="utf-8")
     table = markdown([(statement, decide(statement)) for statement in STATEMENTS])
