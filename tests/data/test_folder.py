@@ -131,3 +131,19 @@ def test_cinic10_pools_train_valid_and_test(tmp_path, folder):
     assert data.y.tolist() == [0, 1] * 3
     with Image.open(tmp_path / "d" / folder / "valid" / "truck" / "valid.png") as picture:
         assert np.array_equal(data.x[3].numpy(), np.asarray(picture).transpose(2, 0, 1))
+
+
+def test_pictures_that_were_scaled_before_are_not_taken_for_unscaled_ones(tmp_path):
+    save(tmp_path / "a" / "x.png", size=(8, 8))
+    save(tmp_path / "b" / "y.png", size=(5, 6))
+    assert load(f"folder:path={tmp_path},size=8", **QUIET).x.shape == (2, 3, 8, 8)
+    with pytest.raises(ValueError, match=r"y.png is 5x6, not 8x8; give a size"):
+        load(f"folder:path={tmp_path}", **QUIET)
+
+
+def test_a_picture_that_moves_to_another_class_is_read_again(tmp_path):
+    for name in ("a/1.png", "a/2.png", "b/3.png"):
+        save(tmp_path / name)
+    assert load_folder(path=str(tmp_path)).y.tolist() == [0, 0, 1]
+    (tmp_path / "a" / "2.png").rename(tmp_path / "b" / "2.png")  # same name, size and time; same order of files
+    assert load_folder(path=str(tmp_path)).y.tolist() == [0, 1, 1]

@@ -23,6 +23,7 @@ from fedncv.data.partition import (
     shards,
 )
 from fedncv.data.registry import DATASETS, Entry
+from fedncv.data.sound import check_samples
 from fedncv.data.split import Clients, split
 from fedncv.data.statistics import Statistics, label_counts, prior_accuracy, statistics
 from fedncv.data.stream import Stream, arrivals
@@ -39,6 +40,7 @@ __all__ = [
     "Stream",
     "arrivals",
     "check_name",
+    "check_samples",
     "divide",
     "from_arrays",
     "from_table",

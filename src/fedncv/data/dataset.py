@@ -21,6 +21,9 @@ class Dataset(NamedTuple):
     std: tuple[float, ...] = ()
     groups: Tensor | None = None  # (n,) integers that partitions use; None: y itself
     owners: Tensor | None = None  # (n,) the owner of each sample (writer, device), for the partition "natural"
+    features: tuple[str, ...] = ()  # names of the columns of x, if it is a table
+    classes: tuple[str, ...] = ()  # names of the classes
+    standardise: bool = False  # mean and std are to be those of the training samples: ``scale.standardised``
 
     @property
     def labels(self) -> Tensor:
@@ -38,6 +41,8 @@ class Dataset(NamedTuple):
             x = x.to(dtype).div_(255)
         elif x.is_floating_point() or self.mean:
             x = x.to(dtype)
+        elif x.dtype in (torch.int8, torch.int16):  # token ids, stored small; torch looks up only larger ones
+            x = x.to(torch.int64)
         if self.mean:
             shape = (1, -1, *[1] * (x.dim() - 2))
             mean = torch.tensor(self.mean, dtype=dtype, device=x.device).reshape(shape)

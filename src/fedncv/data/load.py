@@ -1,10 +1,12 @@
 """Load a dataset by name: from the decoded cache, the original files, or the hub, in this order.
 
 The data folder is the one given, else FEDNCV_DATA, else ``data`` in the cache folder. Its files are decoded once. A
-cache entry is identified by the names, sizes and times of its source files, so changed files are decoded again.
+cache entry is identified by the names, sizes and times of its source files, so changed files are decoded again; that of
+a folder of pictures also by the folder, the classes and the scaling.
 """
 
 import hashlib
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -78,7 +80,9 @@ def load_folder(note: Note = to_stderr, *, path: str, size: int = 0, channels: i
     folder = Path(path).expanduser()
     items, names = pictures(folder)
     shape = (channels, size, size) if size > 0 else (channels, *picture_size(items[0][0]))
-    key = fingerprint([picture for picture, _ in items], f"{folder.resolve()} {shape}")
+    # everything that changes the pixels or the labels: the scaling, and which file has which class
+    salt = json.dumps([str(folder.resolve()), shape, size > 0, [(str(p.relative_to(folder)), k) for p, k in items]])
+    key = fingerprint([picture for picture, _ in items], salt)
     cached = cache_folder() / "decoded" / f"folder-{key}"
     if (dataset := open_entry(cached, folder.name)) is None:
         note(f"decoding {len(items)} pictures of {folder} (once, into {cached.parent})")

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedncv.data.dataset import Dataset
 from fedncv.data.raw import moments
+from fedncv.data.sound import check_samples
 
 
 class Indexed(Protocol):
@@ -36,7 +37,8 @@ def from_arrays(
     """Make a dataset of inputs (n, ...), integer labels (n,) and the samples' ``owners`` (n,), numbers or names.
 
     Bytes are pictures: they get a channel if they have none, and are scaled and normalised when used.
-    Other inputs are not changed. ``num_classes`` defaults to the largest label plus one.
+    Other inputs are not changed. ``num_classes`` defaults to the largest label plus one. Raise ValueError if an input
+    is NaN or infinite.
 
     >>> from_arrays(np.zeros((4, 28, 28), np.uint8), [0, 1, 1, 2]).input_shape
     (1, 28, 28)
@@ -62,7 +64,9 @@ def from_arrays(
         if inputs.shape[-1] in (1, 3) and inputs.shape[1] not in (1, 3):
             raise ValueError(f"pictures have shape {tuple(inputs.shape)}; move the channels: x.transpose(0, 3, 1, 2)")
         mean, std = moments(inputs.numpy())
-    return Dataset(name, inputs, labels, num_classes, mean, std, owners=_owners(owners, len(labels)))
+    dataset = Dataset(name, inputs, labels, num_classes, mean, std, owners=_owners(owners, len(labels)))
+    check_samples(dataset)
+    return dataset
 
 
 def from_torch(data: Indexed, *, name: str = "own", num_classes: int | None = None) -> Dataset:

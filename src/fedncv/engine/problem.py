@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedncv.config import RunConfig
-from fedncv.data import STREAMS, Clients, Dataset, Stream, divide, load, split
+from fedncv.data import STREAMS, Clients, Dataset, Stream, check_samples, divide, load, split
 from fedncv.engine import sampling
 from fedncv.engine.check import check
 from fedncv.engine.keeping import room
@@ -145,6 +145,7 @@ def build(
     check(config, custom=tuple(name for name, value in given.items() if value is not None))
     device = find_device(config.device)
     dataset = data or load(config.data, config.data_dir or None)
+    check_samples(dataset)
     if clients is None:
         parts = divide(dataset, config.partition, num_clients=config.clients, seed=config.seed)
         clients = split(parts, config.test_share, config.seed)

@@ -55,6 +55,8 @@ class Resident:
 
     def _scaled_inputs(self) -> Tensor | None:
         x = self.dataset.x
+        if x.dtype in (torch.int8, torch.int16):
+            return None  # tokens that are stored small; ``Dataset.inputs`` widens a batch of them
         if not (x.is_floating_point() or x.dtype == torch.uint8):
             return x.to(self.device)  # tokens are not scaled
         if self.device.type == "cuda":

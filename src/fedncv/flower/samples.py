@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from fedncv.data import Clients, Dataset
+from fedncv.data import Clients, Dataset, check_samples
 from fedncv.keys import key_for, normal
 from fedncv.store import write_atomically
 
@@ -102,6 +102,10 @@ def read(folder: Path) -> Samples:
         if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < len(x):
             raise ValueError(f"{path}: {name} names samples outside 0..{len(x) - 1}; write the file again")
     dataset = Dataset(about["name"], x, y, about["outputs"], tuple(about["mean"]), tuple(about["std"]))
+    try:
+        check_samples(dataset)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
     return Samples(dataset, _numbers(train), _numbers(test))
 
 
