@@ -144,6 +144,33 @@ def test_a_custom_loss_and_score_are_used():
     assert result.last["before"] == 0.25
 
 
+@pytest.mark.parametrize("what", ["loss", "score"])
+@pytest.mark.parametrize(
+    ("function", "returned"),
+    [
+        (nn.functional.cross_entropy, r"shape \(\)"),
+        (lambda out, y: (out - nn.functional.one_hot(y, 3)).square(), r"shape \(2, 3\)"),
+        (lambda out, y: (out - nn.functional.one_hot(y, 3)).square().mean(0, keepdim=True), r"shape \(1, 3\)"),
+        (lambda out, y: (out - nn.functional.one_hot(y, 3)).square().mean(1, keepdim=True), r"shape \(2, 1\)"),
+        (lambda out, y: 0.5, "float"),
+    ],
+)
+def test_a_task_that_returns_other_than_one_number_per_sample_is_refused(what, function, returned):
+    task = TASKS["classification"]._replace(**{what: function})
+    message = rf"task 'custom': {what} of 2 samples returns {returned}; one number per sample is wanted, shape \(2,\)"
+    with pytest.raises(ValueError, match=message):
+        fedncv.simulate(data=tiny_dataset(100), model=Tiny, task=task, partition="iid", **QUICK)
+
+
+@pytest.mark.parametrize("num_classes", [2, 3])
+def test_a_mean_over_samples_is_noticed_whatever_the_number_of_classes(num_classes):
+    """One number per class has the shape of one batch only."""
+    task = TASKS["classification"]._replace(score=lambda out, y: out.softmax(1).mean(0))
+    data = tiny_dataset(100, num_classes)
+    with pytest.raises(ValueError, match=r"score of \d samples returns shape"):
+        fedncv.simulate(data=data, model=Tiny, task=task, partition="iid", **QUICK)
+
+
 def test_the_core_needs_torch_numpy_and_scipy_alone():
     """A run in memory on arrays of one's own imports none of the other dependencies."""
     code = """

@@ -11,7 +11,10 @@ from fedncv.spec import import_object, nearest
 
 
 class Task(NamedTuple):
-    """Outputs and targets have one row per sample; both functions return one number per row."""
+    """Outputs and targets have one row per sample; both functions return one number per row, not their mean.
+
+    A number that belongs to many samples at once, such as F1, is a metric (``fedncv.metrics``), not a score.
+    """
 
     loss: Callable[[Tensor, Tensor], Tensor]  # outputs, targets -> losses_B
     score: Callable[[Tensor, Tensor], Tensor]  # outputs, targets -> scores_B, higher is better

@@ -155,7 +155,7 @@ def build(
     example = dataset.inputs(torch.arange(min(2, len(dataset.x))), dtype)
     made = Model(model or find_model(config.model), example, dataset.num_classes, config.seed)
     task = task or find_task(config.task)
-    _try_loss(config.task, task, made, example, dataset.y[: len(example)])
+    _try_task(config.task, task, made, dataset, dtype)
     sizes = clients.sizes.astype(np.float64)
     federation = Federation(
         num_clients=num_clients,
@@ -191,16 +191,36 @@ def build(
     )
 
 
-def _try_loss(name: str, task: Task, model: Model, example: Tensor, targets: Tensor) -> None:
-    """Raise ValueError if the task's loss does not accept the model's outputs and the dataset's targets."""
-    outputs = model.forward(model.start_P, model.start_R, example, mode="eval")[0].logits_BC
-    try:
-        task.loss(outputs, targets)
-    except (RuntimeError, IndexError) as error:
-        raise ValueError(
-            f"task {name!r} cannot compare outputs of shape {tuple(outputs.shape)} with targets of shape "
-            f"{tuple(targets.shape)}, {targets.dtype} ({str(error).splitlines()[0]}); choose a task for these data"
-        ) from None
+def _try_task(name: str, task: Task, model: Model, dataset: Dataset, dtype: torch.dtype) -> None:
+    """Raise ValueError unless loss and score return one number per sample for these outputs and targets.
+
+    Two batches of different sizes, so that no other axis of the result can have the length of both by chance.
+    """
+    index = torch.arange(3) % len(dataset.x)
+    with torch.no_grad():
+        output, _ = model.forward(model.start_P, model.start_R, dataset.inputs(index, dtype), mode="eval")
+        for what, function in (("loss", task.loss), ("score", task.score)):
+            for size in (2, 3):
+                outputs, targets = output.logits_BC[:size], dataset.y[index[:size]]
+                try:
+                    found = function(outputs, targets)
+                except (RuntimeError, IndexError) as error:
+                    raise ValueError(
+                        f"task {name!r}: {what} cannot compare outputs of shape {tuple(outputs.shape)} with targets of "
+                        f"shape {tuple(targets.shape)}, {targets.dtype} ({str(error).splitlines()[0]}); "
+                        "choose a task for these data"
+                    ) from None
+                _check_per_sample(f"task {name!r}: {what}", found, size)
+
+
+def _check_per_sample(what: str, found: object, size: int) -> None:
+    if isinstance(found, Tensor) and found.shape == (size,):
+        return
+    returned = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+    raise ValueError(
+        f"{what} of {size} samples returns {returned}; one number per sample is wanted, shape ({size},): "
+        "use reduction='none', and the mean over all axes but the first"
+    )
 
 
 def _inclusion(
