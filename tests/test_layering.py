@@ -14,12 +14,13 @@ PACKAGE = Path(fedncv.__file__).parent
 
 # From the bottom up. A module or package may import those of lower lines, and itself.
 LAYERS = [
-    ("comparison", "keys_kernel", "spec", "tree"),
+    ("comparison", "fingerprint", "keys_kernel", "spec", "tree"),
     ("catalogue", "keys", "probe", "rows", "schedule"),
     ("config", "flat", "estimators"),
     ("results", "study", "recipes"),
     ("data", "figures", "models", "tasks", "theory"),
     ("methods",),
+    ("objects",),
     ("engine",),
     ("observatory",),
     ("export", "store"),

@@ -3,16 +3,18 @@
 import math
 import re
 import tomllib
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin
 
 from fedncv.probe import find_probe
 from fedncv.schedule import lr_factor
 from fedncv.spec import nearest
 
-CUSTOM = "custom"  # in a config: an object that was passed from Python
+CUSTOM = "custom"  # in a config: an object that was passed from Python, without a name in older runs
+_OWN = re.compile(r"custom:(.+)#([0-9a-f]{6})", re.DOTALL)
 
 Kind = Literal["protocol", "machine", "measurement", "own", "samples", "paper"]
 """Kind of a setting. Every setting has exactly one of the first three kinds, and may have others too.
@@ -26,6 +28,62 @@ Kind = Literal["protocol", "machine", "measurement", "own", "samples", "paper"]
 """
 
 T = TypeVar("T")
+
+
+class Own(NamedTuple):
+    """An object that was passed from Python, as a config names it: ``custom:NAME#FINGERPRINT``.
+
+    The name is for people. The fingerprint tells different objects of one name apart.
+
+    >>> str(Own("clipped", "3f2a91"))
+    'custom:clipped#3f2a91'
+    """
+
+    name: str
+    fingerprint: str
+
+    def __str__(self) -> str:
+        return f"{CUSTOM}:{self.name}#{self.fingerprint}"
+
+    @property
+    def short(self) -> str:
+        """The name without the module, if it has one: package.module:function -> function."""
+        return self.name.rpartition(":")[2] if ":" in self.name else self.name
+
+
+def own_object(text: str) -> Own | None:
+    """Return the object that a text of a config stands for; None if the text is an ordinary name.
+
+    >>> own_object("custom:clipped#3f2a91")
+    Own(name='clipped', fingerprint='3f2a91')
+    >>> own_object("fedavg"), own_object("custom:function")  # a function of the module custom.py
+    (None, None)
+    """
+    if text == CUSTOM:
+        return Own(CUSTOM, "")
+    found = _OWN.fullmatch(text)
+    return Own(*found.groups()) if found else None
+
+
+def short_name(text: str) -> str:
+    return short_names([text])[text]
+
+
+def short_names(texts: Iterable[str]) -> dict[str, str]:
+    """Return text -> its name for people, with the fingerprint only if two share a name.
+
+    >>> short_names(["fedavg", "custom:clipped#3f2a91"])
+    {'fedavg': 'fedavg', 'custom:clipped#3f2a91': 'clipped'}
+    >>> list(short_names(["custom:clipped#3f2a91", "custom:clipped#b70c12"]).values())
+    ['clipped #3f2a91', 'clipped #b70c12']
+    """
+    found = {text: own_object(text) for text in texts}
+    short = {text: own.short if own else text for text, own in found.items()}
+    count = Counter(short.values())
+    return {
+        text: f"{short[text]} #{own.fingerprint}" if own and own.fingerprint and count[short[text]] > 1 else short[text]
+        for text, own in found.items()
+    }
 
 
 def setting(default: T, *kinds: Kind, simulation_only: str = "") -> T:
@@ -162,10 +220,13 @@ class RunConfig(Settings):
                 f"draw at most {self.clients}, or raise clients"
             )
         for name in ("method", "data", "model", "task"):
-            if getattr(self, name) == CUSTOM and name not in custom:
+            own = own_object(getattr(self, name))
+            if own is not None and name not in custom:
+                called = f" ({own.short})" if own.fingerprint else ""
                 raise ValueError(
-                    f"this run was started from Python with a custom {name}; "
-                    f"resume it with fedncv.resume(folder, {name}=...)"
+                    f"this run was started from Python with a custom {name}{called}; "
+                    f"resume it with fedncv.resume(folder, {name}=...), "
+                    f"export its model with fedncv.export_run(folder, {name}=...)"
                 )
         if not re.fullmatch(r"cpu|cuda(:\d+)?", self.device, re.ASCII):
             raise ValueError(f"unknown device {self.device!r}; use cpu, cuda, or one of several GPUs, such as cuda:0")

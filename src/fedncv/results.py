@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedncv.config import RunConfig, from_dict, read_toml
+from fedncv.config import RunConfig, from_dict, named, read_toml, short_names
 
 CONFIG, METRICS, TIMING, STATE = "config.toml", "metrics.jsonl", "timing.jsonl", "state.safetensors"
 LOCK = ".lock"  # held by the process that trains the run
@@ -19,6 +19,7 @@ NO_NUMBERS = {  # other values that are not numbers; dictionaries hold a federat
     "failed": str, "score_name": str, "skipped": list, "sizes": list, "counted": list, "absent": list,
     "barred": dict, "refused": dict, "clipped": dict,
 }  # fmt: skip
+PROTOCOL = tuple(name for name in named("protocol") if name != "seed")
 SHOWN = 44  # characters of a wrong value that a message shows
 
 Points = dict[int, list[float]]  # round -> the values of the seeds
@@ -194,11 +195,59 @@ def read_runs(folders: list[Path]) -> tuple[list[Run], dict[Path, str]]:
 
 
 def by_method(runs: list[Run]) -> dict[str, list[Run]]:
-    """Group runs by method, in their order."""
-    groups: dict[str, list[Run]] = {}
+    """Group runs that are seeds of one experiment: they share the method and every other setting of the protocol.
+
+    A group is named by its method. If runs of one method differ in a setting, it is part of the name, so that only
+    seeds are ever averaged: "fedavg, lr 0.1". Of runs with the same seed too, which are repetitions, the first counts.
+    """
+    repeated = {id(run) for run, _ in repetitions(runs)}
+    groups: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
-        groups.setdefault(run.config.method, []).append(run)
-    return groups
+        if id(run) not in repeated:
+            groups.setdefault(_experiment(run), []).append(run)
+    methods = short_names(group[0].config.method for group in groups.values())
+    named_groups: dict[str, list[Run]] = {}
+    for group in groups.values():
+        method = group[0].config.method
+        others = differing([run for run in runs if run.config.method == method])
+        words = [f"{name} {values[getattr(group[0].config, name)]}" for name, values in others.items()]
+        named_groups[", ".join([methods[method], *words])] = group
+    return named_groups
+
+
+def _experiment(run: Run) -> tuple[Any, ...]:
+    return tuple(getattr(run.config, name) for name in PROTOCOL)
+
+
+def repetitions(runs: list[Run]) -> list[tuple[Run, Run]]:
+    """Return every run whose protocol and seed are those of an earlier one, with that one."""
+    first: dict[tuple[Any, ...], Run] = {}
+    pairs = [(run, first.setdefault((*_experiment(run), run.config.seed), run)) for run in runs]
+    return [(run, other) for run, other in pairs if run is not other]
+
+
+def differing(runs: list[Run]) -> dict[str, dict[Any, str]]:
+    """Return the settings of the protocol, other than method and seed, in which runs differ: each value in words."""
+    found = {}
+    for name in PROTOCOL:
+        values = list(dict.fromkeys(getattr(run.config, name) for run in runs))
+        if len(values) > 1 and name != "method":
+            words = short_names(values) if isinstance(values[0], str) else {value: f"{value:g}" for value in values}
+            found[name] = {value: words[value] or "none" for value in values}
+    return found
+
+
+def notes_on(runs: list[Run]) -> list[str]:
+    """Return a line about the settings that not all runs share, and a line for each run that repeats another."""
+    words = [f"{name} ({', '.join(values.values())})" for name, values in differing(runs).items()]
+    return [f"note: these runs differ in {', '.join(words)}"] * bool(words) + [
+        f"note: {run.folder} repeats {other.folder} and is not counted" for run, other in repetitions(runs)
+    ]
+
+
+def share_samples(runs: list[Run]) -> bool:
+    """Return whether the clients of all runs hold the same samples, if their seeds are equal."""
+    return not {*named("samples"), "clients"} & set(differing(runs))
 
 
 def points(runs: list[Run], name: str) -> Points:

@@ -19,6 +19,7 @@ from fedncv.engine.choose import common, engine_for
 from fedncv.engine.problem import DivergedError, Problem, State, build
 from fedncv.engine.protocol import Engine
 from fedncv.engine.sequential import one_thread
+from fedncv.objects import again
 from fedncv.observatory import at_model
 from fedncv.probe import find_probe
 from fedncv.results import ACCURACY, read_config, read_rows
@@ -86,11 +87,12 @@ class LiveRun:
 def open_run(folder: Path, *, runs: int = 1, **objects: Any) -> LiveRun:
     """Return the run in ``folder`` at its latest checkpoint, one of ``runs`` that share the memory.
 
-    ``objects`` replace the names in its config. Raise ValueError if it cannot be resumed.
+    ``objects`` are those that it was started with. Raise ValueError if it cannot be resumed.
     """
     from fedncv import store
 
-    problem = build(read_config(folder), **objects)
+    config = read_config(folder)
+    problem = build(config, **again(folder, config, objects))
     try:
         state = store.load_state(folder, problem, runs=runs)
         return LiveRun(problem, state, read_rows(folder), folder)

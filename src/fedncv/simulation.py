@@ -14,6 +14,7 @@ from fedncv.engine.problem import Problem, State, build, start
 from fedncv.export import export
 from fedncv.flat import Factory
 from fedncv.methods.base import Method
+from fedncv.objects import named
 from fedncv.runner import LiveRun, Row, open_run, train
 from fedncv.tasks import Task
 
@@ -42,7 +43,7 @@ class Result:
 
     def tidy(self) -> list[Row]:
         """Return flat rows with method and seed in each, for a data frame; per-client lists are left out."""
-        label = {"method": self.problem.config.method, "seed": self.problem.config.seed}
+        label = {"method": self.problem.config.method.removeprefix(f"{CUSTOM}:"), "seed": self.problem.config.seed}
         return [label | {k: v for k, v in row.items() if not isinstance(v, list)} for row in self.rows]
 
     def state_dict(self, client: int | None = None) -> dict[str, Tensor]:
@@ -56,10 +57,11 @@ class Result:
 def simulate(
     config: RunConfig | None = None,
     *,
-    method: str | Method | None = None,
-    data: str | Dataset | None = None,
+    method: str | Method | Callable[[], Method] | None = None,
+    data: str | Dataset | Callable[[], Dataset] | None = None,
     model: str | Factory | None = None,
-    task: str | Task | None = None,
+    task: str | Task | Callable[[], Task] | None = None,
+    name: str | None = None,
     out: str | Path | None = None,
     overwrite: bool = False,
     on_round: OnRound | None = None,
@@ -67,9 +69,11 @@ def simulate(
 ) -> Result:
     """Train one federation and return its ``Result``.
 
-    Method, data, model and task are names or objects. All other settings are fields of ``RunConfig``; those passed
-    here replace the ones in ``config``. With ``out`` the run is saved in that folder and can be resumed. ``on_round``
-    is called with the metrics of every round, for example to log them to TensorBoard, MLflow or W&B.
+    Method, data, model and task are names or objects; a function without arguments that returns the object is as good.
+    ``name`` names a method of your own in tables and curves; without it the function that made it does. All other
+    settings are fields of ``RunConfig``; those passed here replace the ones in ``config``. With ``out`` the run is
+    saved in that folder and can be resumed. ``on_round`` is called with the metrics of every round, for example to log
+    them to TensorBoard, MLflow or W&B.
 
     Raise ValueError if a setting is wrong, or if ``out`` already holds a run and ``overwrite`` is False. Raise
     DivergedError, an ArithmeticError, if training diverges.
@@ -78,8 +82,8 @@ def simulate(
     >>> sorted(result.last)[:4]
     ['after', 'after_client_mean', 'after_clients', 'after_worst_decile']
     """
-    names, objects = _names_and_objects({"method": method, "data": data, "model": model, "task": task})
-    config = from_dict(settings | names, where="simulate", base=config)
+    texts, objects = named({"method": method, "data": data, "model": model, "task": task}, name=name)
+    config = from_dict(settings | texts, where="simulate", base=config)
     folder = None if out is None else Path(out)
     problem = build(config, **objects)
     _create(folder, config, overwrite=overwrite)
@@ -90,10 +94,11 @@ def simulate_many(
     config: RunConfig | None = None,
     *,
     seeds: Iterable[int],
-    method: str | Method | None = None,
-    data: str | Dataset | None = None,
+    method: str | Method | Callable[[], Method] | None = None,
+    data: str | Dataset | Callable[[], Dataset] | None = None,
     model: str | Factory | None = None,
-    task: str | Task | None = None,
+    task: str | Task | Callable[[], Task] | None = None,
+    name: str | None = None,
     out: str | Path | None = None,
     overwrite: bool = False,
     on_round: OnRoundOf | None = None,
@@ -109,8 +114,8 @@ def simulate_many(
     >>> [result.problem.config.seed for result in results]
     [0, 1]
     """
-    names, objects = _names_and_objects({"method": method, "data": data, "model": model, "task": task})
-    config = from_dict(settings | names, where="simulate_many", base=config)
+    texts, objects = named({"method": method, "data": data, "model": model, "task": task}, name=name)
+    config = from_dict(settings | texts, where="simulate_many", base=config)
     seeds = list(seeds)
     if len(set(seeds)) < len(seeds):
         raise ValueError(f"seeds {seeds} name one twice; give every seed once")
@@ -134,18 +139,18 @@ def simulate_many(
 def resume(
     folder: str | Path,
     *,
-    method: Method | None = None,
-    data: Dataset | None = None,
+    method: Method | Callable[[], Method] | None = None,
+    data: Dataset | Callable[[], Dataset] | None = None,
     model: Factory | None = None,
-    task: Task | None = None,
+    task: Task | Callable[[], Task] | None = None,
     on_round: OnRound | None = None,
 ) -> Result:
     """Resume the run in ``folder`` from its latest checkpoint and return its ``Result``; a finished run stays as it is.
 
-    Pass the same custom objects as in the original call. Raise ValueError if the folder is not a run, or if the run
-    cannot be resumed.
+    Pass the same custom objects as in the original call; those that can be imported are found without. Raise
+    ValueError if an object is another one, if the folder is not a run, or if the run cannot be resumed.
     """
-    _, objects = _names_and_objects({"method": method, "data": data, "model": model, "task": task})
+    objects: dict[str, Any] = {"method": method, "data": data, "model": model, "task": task}
     return _trained(open_run(Path(folder), **objects), on_round)
 
 
@@ -163,10 +168,3 @@ def _trained(run: LiveRun, on_round: OnRound | None) -> Result:
 
 def _result(run: LiveRun) -> Result:
     return Result(run.problem, run.state, run.rows, run.folder)
-
-
-def _names_and_objects(given: dict[str, Any]) -> tuple[dict[str, str], dict[str, Any]]:
-    """Return the names for the config, and the objects; an object is named "custom" in the config."""
-    names = {name: value if isinstance(value, str) else CUSTOM for name, value in given.items() if value is not None}
-    objects = {name: value for name, value in given.items() if not isinstance(value, str | None)}
-    return names, objects

@@ -26,7 +26,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from fedncv.config import CUSTOM, RunConfig, differences, from_dict, named, write_toml
+from fedncv.config import RunConfig, differences, from_dict, named, own_object, write_toml
 from fedncv.engine.problem import Problem, State, keeps, start
 from fedncv.methods import in_full
 from fedncv.results import CONFIG, LOCK, METRICS, MODEL, STATE, TIMING, is_run
@@ -270,10 +270,13 @@ def _check_config(folder: Path, header: dict[str, Any], problem: Problem) -> Non
     differing = differences(theirs, ours, but=named("machine", "measurement"))
     if begun == now:  # the same method, spelled differently
         differing.pop("method", None)
+    for name in ("method", "data", "model", "task"):  # own objects: compared with config.toml when they were passed
+        if own_object(getattr(theirs, name)) and own_object(getattr(ours, name)):
+            differing.pop(name, None)
     if differing:
         words = ", ".join(f"{name} {before!r}, now {after!r}" for name, (before, after) in differing.items())
         raise ValueError(f"{folder / STATE} does not match {folder / CONFIG} ({words}); restore one of them")
-    if begun != now:
+    if begun != now and not own_object(now):
         raise ValueError(
             f"{folder} was started as {begun}, but {ours.method!r} means {now} in this version of fedncv; "
             f'to resume it as it was, write method = "{begun}" into {folder / CONFIG}'
@@ -281,7 +284,7 @@ def _check_config(folder: Path, header: dict[str, Any], problem: Problem) -> Non
 
 
 def _in_full(method: str) -> str:
-    return method if method == CUSTOM else in_full(method)
+    return method if own_object(method) else in_full(method)
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

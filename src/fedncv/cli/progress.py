@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
 
-from fedncv.config import RunConfig
+from fedncv.config import RunConfig, short_names
 from fedncv.engine.processes import num_cores
 from fedncv.results import STATE, read_config, read_runs
 from fedncv.runner import Row, Watch
@@ -112,6 +112,8 @@ class RunProgress:
     def __init__(self, what: str, folders: list[Path], left: list[Path]) -> None:
         self._what, self._left = what, left
         self._configs = {folder: read_config(folder) for folder in folders}
+        texts = (text for config in self._configs.values() for text in (config.data, config.method))
+        self._names = short_names(texts)
         self._shares = dict.fromkeys(left, 0.0)  # of each run that has not ended: the share that is done
         self._work_left = sum(self._work(folder) for folder in left)
         self._done = 0.0  # work done since this command began
@@ -212,7 +214,8 @@ class RunProgress:
         config = self._configs[folders[0]]
         runs = f"lr {config.lr:g} seed {config.seed}" if len(folders) == 1 else f"{len(folders)} runs"
         ended = len(self._configs) - len(self._shares)
-        return f"{self._what} {ended}/{len(self._configs)}  {config.data}  {config.method} {runs}"
+        data, method = self._names[config.data], self._names[config.method]
+        return f"{self._what} {ended}/{len(self._configs)}  {data}  {method} {runs}"
 
     def _time_left(self) -> str:
         if not self._done:

@@ -7,7 +7,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from fedncv.results import Run, Score, by_method
+from fedncv.config import short_name
+from fedncv.results import Run, Score, by_method, notes_on, share_samples
 
 SCORES = ("before", "after", "before_client_mean", "before_worst_decile")
 WIDE = 120  # characters; a narrower terminal does not show the columns in SPARED
@@ -40,13 +41,15 @@ def print_table(runs: list[Run]) -> None:
         table.add_row(method, str(len(group)), *cells)
     priors = {run.config.seed: run.last("label_prior") for run in finished}
     known = [prior for prior in priors.values() if prior is not None]
-    if known:
+    if known and share_samples(finished):
         table.add_section()
         table.add_row(
             "label prior alone", str(len(known)), _cell("before", known, runs[0].score), *[""] * (len(columns) - 1)
         )
     if finished:
         console.print(table)
+    for note in notes_on(finished):
+        console.print(note, highlight=False, soft_wrap=True)
     for run in runs:
         if run.status != "finished":
             console.print(
@@ -58,7 +61,7 @@ def _title(runs: list[Run]) -> str:
     config, score = runs[0].config, runs[0].score
     what = "" if score.unit else f"{score.name}, "
     return (
-        f"{config.data}, {config.clients} clients, {config.partition}, {config.rounds} rounds of "
+        f"{short_name(config.data)}, {config.clients} clients, {config.partition}, {config.rounds} rounds of "
         f"{config.per_round}, {config.epochs} local epochs ({what}mean ± deviation over seeds)"
     )
 

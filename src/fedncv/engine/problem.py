@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedncv.config import RunConfig
+from fedncv.config import RunConfig, short_name
 from fedncv.data import STREAMS, Clients, Dataset, Stream, check_samples, divide, load, split
 from fedncv.engine import sampling
 from fedncv.engine.check import check
@@ -155,7 +155,7 @@ def build(
     example = dataset.inputs(torch.arange(min(2, len(dataset.x))), dtype)
     made = Model(model or find_model(config.model), example, dataset.num_classes, config.seed)
     task = task or find_task(config.task)
-    _try_task(config.task, task, made, dataset, dtype)
+    _try_task(short_name(config.task), task, made, dataset, dtype)
     sizes = clients.sizes.astype(np.float64)
     federation = Federation(
         num_clients=num_clients,

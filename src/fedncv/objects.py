@@ -1,0 +1,133 @@
+"""Objects of a user's own: what a config calls them, and how a resumed run gets them again.
+
+A config names an object ``custom:NAME#FINGERPRINT``. NAME is ``package.module:function`` for a function or class that
+can be imported, so that every command finds it again. The fingerprint tells different objects apart.
+"""
+
+import contextlib
+import functools
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedncv.config import Own, RunConfig, own_object
+from fedncv.data import Dataset
+from fedncv.fingerprint import fingerprint
+from fedncv.methods.base import Method
+from fedncv.spec import import_object
+from fedncv.tasks import Task
+
+KINDS = {"method": Method, "data": Dataset, "model": None, "task": Task}
+"""Setting -> the type of its objects; None: a function that makes one (input shape, outputs -> module)."""
+
+
+class Objects(NamedTuple):
+    """What was passed for some of ``KINDS``: the texts for the config, and the values of those that are not names."""
+
+    texts: dict[str, str]
+    values: dict[str, Any]
+
+
+def named(given: dict[str, Any], *, name: str | None = None) -> Objects:
+    """Return the texts and values of what was passed; ``name`` names the method.
+
+    A method, a dataset or a task may also be a function without arguments that returns one. Raise ValueError if a
+    value has the wrong type, or if ``name`` is given for a method that has a name.
+    """
+    texts, values = {}, {}
+    for kind, thing in given.items():
+        if isinstance(thing, str):
+            texts[kind] = thing
+        elif thing is not None:
+            values[kind] = made(kind, thing)
+            texts[kind] = str(Own(_name(kind, thing), fingerprint(values[kind])))
+    if name is not None:
+        own = own_object(texts.get("method", ""))
+        if own is None:
+            raise ValueError(f"name={name!r} names a method of your own; {texts.get('method', 'fedavg')} has a name")
+        if not name.strip() or not name.isprintable():
+            raise ValueError(f"name must be one line of text, not {name!r}")
+        texts["method"] = str(own._replace(name=name))
+    return Objects(texts, values)
+
+
+def made(kind: str, thing: Any) -> Any:
+    """Return the object, made by calling ``thing`` if that is a function that returns one."""
+    wanted = KINDS[kind]
+    if wanted is None:
+        if not callable(thing):
+            raise ValueError(
+                f"{kind} must be a name, or a function that maps (input shape, outputs) to a module, not {_said(thing)}"
+            )
+        return thing
+    value = thing() if callable(thing) else thing
+    if not isinstance(value, wanted):
+        found = f"a function that returned {_said(value)}" if callable(thing) else _said(thing)
+        raise ValueError(
+            f"{kind} must be a name, a fedncv.{wanted.__name__}, or a function without arguments that returns one, "
+            f"not {found}"
+        )
+    return value
+
+
+def again(folder: Path, config: RunConfig, given: dict[str, Any]) -> dict[str, Any]:
+    """Return the objects to resume the run in ``folder`` with: those given, and those that can be imported.
+
+    Raise ValueError if one differs from the object that the run was started with.
+    """
+    values = {}
+    for kind in KINDS:
+        text, thing = getattr(config, kind), given.get(kind)
+        own = own_object(text)
+        if own is None:
+            if thing is not None and not isinstance(thing, str):
+                raise ValueError(f"{folder} was started with {kind} {text!r}; leave out {kind}=")
+            continue
+        if thing is None and ":" in own.name:
+            with contextlib.suppress(ValueError):
+                thing = import_object(own.name, what=kind)
+        if thing is None:
+            continue  # the check of the config says what to do
+        values[kind] = made(kind, thing)
+        found = fingerprint(values[kind]) if own.fingerprint else ""
+        if found != own.fingerprint:
+            raise ValueError(
+                f"{folder} was started with another {kind}: {own.short} #{own.fingerprint}, now {_short(kind, thing)} "
+                f"#{found}; pass the object of the original call. If it is the same (a newer Python, a list that "
+                f'grew), write {kind} = "{own._replace(fingerprint=found)}" into its config.toml'
+            )
+    return values
+
+
+def _name(kind: str, thing: Any) -> str:
+    """Return the name of an object: its own, that of the function it is, or of the one that made its functions."""
+    if isinstance(thing, Dataset):
+        return thing.name or kind
+    if isinstance(thing, tuple):
+        return next(filter(None, map(_maker, thing)), kind)
+    if isinstance(thing, functools.partial):
+        return Own(_name(kind, thing.func), "").short
+    name = getattr(thing, "__name__", type(thing).__name__)
+    module = getattr(thing, "__module__", None)
+    if module not in (None, "__main__") and getattr(sys.modules.get(module), name, None) is thing:
+        return f"{module}:{name}"
+    return name if name.isidentifier() else kind
+
+
+def _short(kind: str, thing: Any) -> str:
+    return Own(_name(kind, thing), "").short
+
+
+def _maker(part: Any) -> str:
+    """Return the outermost function in which a user's function was written; empty for those of fedncv and lambdas.
+
+    ``clipped.<locals>.direction`` -> clipped
+    """
+    if not callable(part) or (getattr(part, "__module__", None) or "").partition(".")[0] == "fedncv":
+        return ""
+    head: str = getattr(part, "__qualname__", "").partition(".")[0]
+    return head if head.isidentifier() else ""
+
+
+def _said(thing: Any) -> str:
+    return f"{thing!r:.60} ({type(thing).__name__})" if not callable(thing) else f"{type(thing).__name__}"
