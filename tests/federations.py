@@ -14,6 +14,7 @@ from fedncv.engine.sequential import run_round
 from fedncv.keys import key_for
 from fedncv.methods import find_method
 from fedncv.methods.base import Federation, Replies, ServerAsk, aggregate
+from fedncv.models import MODELS
 from fedncv.tasks import Task
 
 
@@ -181,9 +182,14 @@ def tiny_dataset(num_samples=60, num_classes=3, seed=0):
     return Dataset("tiny", x, y, num_classes)
 
 
-def tiny(method, *, sizes=(20, 13, 9, 18), model=Tiny, **config):
-    """Sorted labels, cut in pieces: every client lacks a class. A quarter of each client's samples tests."""
+def tiny(method, *, sizes=(20, 13, 9, 18), model=Tiny, inputs=None, **config):
+    """Sorted labels, cut in pieces: every client lacks a class. A quarter of each client's samples tests.
+
+    ``inputs`` replaces the samples' inputs.
+    """
     dataset = tiny_dataset(sum(sizes))
+    if inputs is not None:
+        dataset = dataset._replace(x=inputs)
     ends = np.cumsum(sizes)
     parts = [np.arange(end - size, end) for size, end in zip(sizes, ends, strict=True)]
     clients = Clients([p[len(p) // 4 :] for p in parts], [p[: len(p) // 4] for p in parts])
@@ -202,3 +208,10 @@ def tiny(method, *, sizes=(20, 13, 9, 18), model=Tiny, **config):
         model=model,
         method=find_method(method) if isinstance(method, str) else method,
     )
+
+
+def frozen_mlp(shape, num_classes):
+    """The model ``mlp`` with its first layer frozen, for a name such as --model federations:frozen_mlp."""
+    module = MODELS["mlp"](shape, num_classes)
+    module.body.requires_grad_(False)
+    return module

@@ -16,7 +16,8 @@ PACKAGE = Path(fedncv.__file__).parent
 LAYERS = [
     ("comparison", "fingerprint", "keys_kernel", "spec", "tree"),
     ("catalogue", "keys", "probe", "rows", "schedule"),
-    ("config", "flat", "estimators"),
+    ("config", "functional", "estimators"),
+    ("flat",),
     ("results", "study", "recipes"),
     ("data", "figures", "models", "tasks", "theory"),
     ("methods",),

@@ -1,21 +1,26 @@
 """Turn a torch module into pure functions of one flat parameter vector. No other file knows about layers.
 
-P   parameters, those of the head last:  x_P[layout.body], x_P[layout.head]
+P   trainable parameters, those of the head last:  x_P[layout.body], x_P[layout.head]
 R   running statistics (BatchNorm's mean and variance): separate from the parameters, with their own rule
 B   samples of a batch,  C   outputs,  F   features (the input of the head)
+
+Parameters with requires_grad=False and buffers that do not change are constants: they stay in the module and are in
+none of the vectors.
 """
 
 import copy
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedncv.keys import Key, fold, key_for, uniform
+from fedncv.functional import Rewritten, dropout
+from fedncv.keys import Key, fold, key_for
 
 Mode = Literal["train", "still", "eval"]
 """train: batch statistics, running ones are updated. still: batch statistics, running ones are not updated.
@@ -25,8 +30,8 @@ Factory = Callable[[tuple[int, ...], int], nn.Module]
 """(shape of one input, number of outputs) -> a module."""
 
 
-Place = tuple[str, dict[str, Tensor | None], str]
-"""Name of a tensor, the dict of a module that holds it, and its key there."""
+Place = tuple[str, Any, Any]
+"""Name of a tensor, the dict or list of a module that holds it, and its key or index there."""
 
 
 class Layout(NamedTuple):
@@ -35,14 +40,20 @@ class Layout(NamedTuple):
     names: tuple[str, ...]
     shapes: tuple[torch.Size, ...]
     body: slice
-    head: slice
+    num_parameters: int
     buffer_names: tuple[str, ...]
     buffer_shapes: tuple[torch.Size, ...]
     features: torch.Size  # shape of the head's input for one sample
 
     @property
-    def num_parameters(self) -> int:
-        return int(self.head.stop)
+    def head(self) -> slice:
+        """The parameters of the head, for methods that treat it apart. Raise ValueError if all of them are frozen."""
+        if self.body.stop == self.num_parameters:
+            raise ValueError(
+                "the head of this model has no trainable parameters, and the method treats head and body apart; "
+                "let the head train, or use a method that shares the whole model, such as fedavg"
+            )
+        return slice(self.body.stop, self.num_parameters)
 
     def slice(self, name: str) -> slice:
         return {"body": self.body, "head": self.head}[name]
@@ -74,8 +85,7 @@ class KeyedDropout(nn.Module):
         assert self.key is not None, "a training step must give every dropout layer its key"
         key = fold(fold(self.key, self.layer), self.calls)
         self.calls += 1
-        keep = uniform(key, x.numel(), dtype=torch.float32) >= self.p
-        return x * keep.reshape(x.shape) / (1 - self.p)
+        return dropout(x, self.p, key)
 
 
 class Weighted(nn.Module):
@@ -101,36 +111,50 @@ class Model:
     """``factory``'s module, initialised from ``seed``, as functions of flat vectors.
 
     ``example`` is a batch of at least two inputs. A trial pass finds the buffers that change and the input of the
-    head. Raise ValueError if the module draws its own random numbers.
+    head. Parameters and float buffers get ``dtype``, or that of a float example. Raise ValueError if the module draws
+    random numbers that cannot be keyed.
     """
 
-    def __init__(self, factory: Factory, example: Tensor, num_outputs: int, seed: int) -> None:
+    def __init__(
+        self, factory: Factory, example: Tensor, num_outputs: int, seed: int, dtype: torch.dtype | None = None
+    ) -> None:
         with torch.random.fork_rng(devices=[]):
             k0, k1 = key_for(seed, "model").tolist()
             torch.default_generator.manual_seed(k0 | k1 << 32 & 0x7FFF_FFFF_0000_0000)
             module = _make(factory, tuple(example.shape[1:]), num_outputs)
-        dropouts = _replace_dropout(module)
+        _replace_dropout(module)
         for part in module.modules():  # BatchNorm needs its batch counter only with momentum=None
             if getattr(part, "num_batches_tracked", None) is not None:
                 if part.momentum is None:
                     raise ValueError("BatchNorm with momentum=None has a counter that cannot be averaged; set momentum")
                 part.register_buffer("num_batches_tracked", None)
+            if isinstance(part, nn.Embedding | nn.EmbeddingBag):
+                part.sparse = False  # a layout of its gradient that a flat vector does not have; the numbers are equal
         module.to(device=example.device)
-        if example.is_floating_point():
-            module.to(dtype=example.dtype)
+        module.to(dtype=dtype or (example.dtype if example.is_floating_point() else None))
         self._features = example.new_zeros(0)
+        self._rewritten: Rewritten | None = Rewritten()
         self._take(module)
-        moving = _moving(module, example, dropouts)
+        moving = self._try(example)
+        if not self._rewritten.heard:
+            self._rewritten = None
         inside = {id(p) for p in self._head.parameters()}
-        named = sorted(module.named_parameters(), key=lambda item: id(item[1]) in inside)  # stable: head last
-        if not named:
+        everything = list(module.named_parameters())
+        if not everything:
             raise ValueError("the model has no parameters, so there is nothing to train")
+        trained = [(name, p) for name, p in everything if p.requires_grad]
+        if not trained:
+            raise ValueError(
+                f"all {len(everything)} parameters of the model have requires_grad=False, so there is nothing to train"
+            )
+        named = sorted(trained, key=lambda item: id(item[1]) in inside)  # stable: head last
         size_body = sum(p.numel() for _, p in named if id(p) not in inside)
+        self.num_weights = sum(p.numel() for _, p in everything)  # frozen ones included
         self.layout = Layout(
             names=tuple(name for name, _ in named),
             shapes=tuple(p.shape for _, p in named),
             body=slice(0, size_body),
-            head=slice(size_body, sum(p.numel() for _, p in named)),
+            num_parameters=sum(p.numel() for _, p in named),
             buffer_names=tuple(moving),
             buffer_shapes=tuple(b.shape for b in moving.values()),
             features=self._features.shape[1:],
@@ -146,6 +170,9 @@ class Model:
         self._module = module
         self._dropouts = [part for part in module.modules() if isinstance(part, KeyedDropout)]
         self._weighted = [part for part in module.modules() if isinstance(part, Weighted)]
+        for part in module.modules():
+            if isinstance(part, nn.RNNBase):  # its list of weights is a place that we fill
+                part._update_flat_weights = _nothing  # type: ignore[method-assign]
         self._head_name, self._head = _find_head(module)
         for number, hook in list(self._head._forward_pre_hooks.items()):  # hooks of a copied module
             if isinstance(hook, _Listener):
@@ -159,7 +186,7 @@ class Model:
         """Put these tensors into the module, like torch's functional_call, which searches their places every time."""
         places = self._places
         if not places:
-            places += _places(self._module, self.layout)
+            places += _places(self._module, self.layout.names, self.layout.buffer_names)
         own = [held[key] for _, held, key in places]
         try:
             for name, held, key in places:
@@ -170,19 +197,84 @@ class Model:
                 held[key] = tensor
 
     def changed(self, change: Callable[[nn.Module], None]) -> "Model":
-        """Return a copy whose module was changed by ``change``: the same names and shapes, other arithmetic."""
-        for dropout in self._dropouts:
-            dropout.key = None
+        """Return a copy whose module was changed by ``change``: the same names and shapes, other arithmetic.
+
+        Both use the same tensors, so that a large frozen model is in memory once.
+        """
+        tensors = [*self._module.parameters(), *self._module.buffers()]
+        return self._copied(change, {id(tensor): tensor for tensor in tensors})
+
+    def in_double_on_cpu(self) -> "Model":
+        """Return a copy in float64 on the CPU."""
+
+        def converted(tensor: Tensor) -> Tensor:
+            return tensor.detach().to("cpu", torch.float64 if tensor.is_floating_point() else tensor.dtype)
+
+        memo: dict[int, Any] = {id(b): converted(b) for b in self._module.buffers()}
+        memo |= {id(p): nn.Parameter(converted(p), p.requires_grad) for p in self._module.parameters()}
+        other = self._copied(lambda _module: None, memo)
+        other.start_P, other.start_R = converted(self.start_P), converted(self.start_R)
+        return other
+
+    def _copied(self, change: Callable[[nn.Module], None], tensors: dict[int, Any]) -> "Model":
+        """Return a copy in which ``tensors``, id of a tensor -> tensor, stand for those of this module."""
+        for part in self._dropouts:
+            part.key = None
         other = copy.copy(self)
-        module = copy.deepcopy(self._module)
+        other._features = self._features[:0]
+        other._rewritten = self._rewritten and Rewritten()
+        module = copy.deepcopy(self._module, tensors)
         change(module)
         other._take(module)
         return other
 
-    def same_buffers(self, other: "Model") -> bool:
-        """Return whether both have the same buffers; a module may draw some from its seed."""
-        pairs = zip(self._module.buffers(), other._module.buffers(), strict=True)
-        return all(torch.equal(a, b) for a, b in pairs)
+    @contextmanager
+    def tracing(self) -> Iterator[list[str]]:
+        """Yield the names of the layers that are running, the innermost last; an error leaves those it stopped."""
+        running: list[str] = []
+        hooks = []
+        for name, part in self._module.named_modules():
+            words = f"{name} ({type(part).__name__})" if name else type(part).__name__
+            hooks += [
+                part.register_forward_pre_hook(lambda *_, words=words: running.append(words)),
+                part.register_forward_hook(lambda *_: running.pop() and None),
+            ]
+        try:
+            yield running
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    @property
+    def constants(self) -> dict[str, Tensor]:
+        """Name -> tensor of what training never changes: frozen parameters and constant buffers."""
+        moving = {*self.layout.names, *self.layout.buffer_names}
+        both = [*self._module.named_parameters(), *self._module.named_buffers()]
+        return {name: tensor for name, tensor in both if name not in moving}
+
+    @cached_property
+    def constants_mark(self) -> float:
+        """A number by which two machines see that they hold other constants; 0 without any.
+
+        A weighted sum and not a checksum: it is the same up to rounding where an initialisation is.
+        """
+        mark = 0.0
+        for i, (_, tensor) in enumerate(sorted(self.constants.items())):
+            values = tensor.detach().reshape(-1).to("cpu", torch.float64).nan_to_num(0, 1, -1).clamp(-1e3, 1e3)
+            places = torch.arange(1, len(values) + 1, dtype=torch.float64)
+            mark += (i + 1) * float((values * places.cos()).sum())
+        return mark
+
+    def share_constants(self, other: "Model") -> bool:
+        """Use the constants of ``other`` if they are equal, to have them in memory once; return whether they are."""
+        mine, theirs = self.constants, other.constants
+        if mine.keys() != theirs.keys() or not all(torch.equal(mine[name], theirs[name]) for name in mine):
+            return False
+        parameters = {name for name, _ in self._module.named_parameters()}
+        of_kind = [name for name in mine if name in parameters], [name for name in mine if name not in parameters]
+        for name, held, key in _places(self._module, *of_kind):
+            held[key] = theirs[name]
+        return True
 
     def forward(
         self,
@@ -199,19 +291,25 @@ class Model:
         if self._mode_set != training:
             self._module.train(training)
             self._mode_set = training
-        for dropout in self._dropouts:
-            dropout.key, dropout.calls = key, 0
-        for part in self._weighted:
-            part.weight_B = weight_B
+        for part in self._dropouts:
+            part.key, part.calls = key, 0
+        for layer in self._weighted:
+            layer.weight_B = weight_B
         tensors = self.layout.unflatten(x_P, b_R)
         statistics = self.layout.buffer_names
         if training:  # BatchNorm writes into its buffers
             tensors |= {name: tensors[name].clone() for name in statistics}
-        with self._holding(tensors):
+        with self._holding(tensors), self._rewriting(key if training else None):
             logits = self._module(inputs)
         if mode == "train" and statistics:
             b_R = torch.cat([tensors[name].reshape(-1) for name in statistics])
         return Output(logits, self._features), b_R
+
+    def _rewriting(self, key: Key | None) -> AbstractContextManager[Any]:
+        if self._rewritten is None:
+            return nullcontext()
+        self._rewritten.key, self._rewritten.calls = key, 0
+        return self._rewritten
 
     def head(self, x_P: Tensor, features_BF: Tensor) -> Tensor:
         """Return the logits of given features with the head of ``x_P``."""
@@ -224,18 +322,54 @@ class Model:
 
     def state_dict(self, x_P: Tensor, b_R: Tensor, offset_C: Tensor | None = None) -> dict[str, Tensor]:
         """Return an ordinary state_dict for a new module of the same factory; an offset is added to the head's bias."""
-        constant = {name: b.detach().cpu().contiguous() for name, b in self._module.state_dict().items()}
-        moved = {name: t.detach().cpu().contiguous() for name, t in self.layout.unflatten(x_P, b_R).items()}
-        tensors = constant | moved
-        for name in self.layout.buffer_names:
-            if name.endswith("running_mean"):
-                tensors[name.replace("running_mean", "num_batches_tracked")] = torch.tensor(0)
+        with self._holding(self.layout.unflatten(x_P, b_R)):  # a tied tensor has several names
+            tensors = {name: t.detach().cpu().contiguous() for name, t in self._module.state_dict().items()}
+        for name in [name for name in tensors if name.endswith("running_mean")]:
+            tensors[name.replace("running_mean", "num_batches_tracked")] = torch.tensor(0)
         if offset_C is not None:
-            biases = [n for n in self.layout.names if n.startswith(self._head_name) and n.endswith("bias")]
+            biases = [n for n in tensors if n.startswith(self._head_name) and n.endswith("bias")]
             if not biases or tensors[biases[-1]].shape != offset_C.shape:
                 raise ValueError("this client predicts with an offset on its logits, but the head has no bias")
             tensors[biases[-1]] = tensors[biases[-1]] + offset_C.cpu()
         return tensors
+
+    def _try(self, example: Tensor) -> dict[str, Tensor]:
+        """Make a training pass; return the float buffers that it changes, with their values before it.
+
+        Raise ValueError if the module rejects the example, draws without a key, or changes its own weights.
+        """
+        module, key = self._module, key_for(0, "trial").to(example.device)
+        before = {name: b.clone() for name, b in module.named_buffers()}
+        versions = {name: p._version for name, p in module.named_parameters()}
+        for part in self._dropouts:
+            part.key = key
+        devices = [example.device] if example.is_cuda else []
+        with torch.random.fork_rng(devices=devices), torch.no_grad(), self._rewriting(key):
+            state = _generators(devices)
+            try:
+                module.train()(example)
+            except Exception as error:  # any user error
+                reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+                raise ValueError(f"the model rejects an input of shape {tuple(example.shape[1:])}: {reason}") from None
+            if not all(map(torch.equal, state, _generators(devices))):
+                raise ValueError(
+                    "the model draws its own random numbers in training (RReLU, torch.rand, ...), so runs would not be "
+                    "repeatable; dropout layers and functions are fine, because they get keyed random numbers"
+                )
+        for name, parameter in module.named_parameters():
+            if parameter._version != versions[name]:
+                raise ValueError(
+                    f"the model changes its weight {name!r} in a forward pass (an embedding with max_norm does), "
+                    "so clients would change the server's model; leave max_norm out"
+                )
+        moved = {name: b for name, b in before.items() if not torch.equal(b, module.get_buffer(name))}
+        for name, buffer in moved.items():
+            module.get_buffer(name).copy_(buffer)
+            if not buffer.is_floating_point():
+                raise ValueError(
+                    f"the model's buffer {name!r} ({buffer.dtype}) changes in training, but only floats can be averaged"
+                )
+        return moved
 
     def _find_smallest_batch(self, example: Tensor) -> int:
         try:
@@ -249,16 +383,28 @@ class Model:
         return 1
 
 
-def _places(module: nn.Module, layout: Layout) -> list[Place]:
-    """Return the places of each tensor of the layout in the module; a tied tensor has several places."""
-    found = []
-    for name, kind in [(n, "_parameters") for n in layout.names] + [(n, "_buffers") for n in layout.buffer_names]:
+def _places(module: nn.Module, parameters: Iterable[str], buffers: Iterable[str]) -> list[Place]:
+    """Return the places of each of these tensors in the module; a tied tensor has several places."""
+    found: list[Place] = []
+    for name, kind in [*((n, "_parameters") for n in parameters), *((n, "_buffers") for n in buffers)]:
         path, _, key = name.rpartition(".")
         tensor = getattr(module.get_submodule(path), kind)[key]
         for part in module.modules():
             held = getattr(part, kind)
             found += [(name, held, key) for key in held if held[key] is tensor]
+            if isinstance(part, nn.RNNBase):
+                weights = part._flat_weights
+                found += [(name, weights, i) for i, weight in enumerate(weights) if weight is tensor]
     return found
+
+
+def _generators(devices: list[torch.device]) -> list[Tensor]:
+    """Return the states of the random generators that a module could draw from."""
+    return [torch.random.get_rng_state(), *map(torch.cuda.get_rng_state, devices)]
+
+
+def _nothing() -> None:
+    pass
 
 
 def _split(vector: Tensor, shapes: tuple[torch.Size, ...]) -> list[Tensor]:
@@ -280,13 +426,12 @@ def _find_head(module: nn.Module) -> tuple[str, nn.Module]:
     return name, module.get_submodule(name)
 
 
-def _replace_dropout(module: nn.Module) -> list[KeyedDropout]:
+def _replace_dropout(module: nn.Module) -> None:
     found = [(n, part) for n, part in module.named_modules(remove_duplicate=False) if type(part) is nn.Dropout]
     keyed: dict[int, KeyedDropout] = {}  # one layer may have several names
     for name, part in found:
         parent, _, child = name.rpartition(".")
         setattr(module.get_submodule(parent), child, keyed.setdefault(id(part), KeyedDropout(part.p, len(keyed))))
-    return list(keyed.values())
 
 
 def _make(factory: Factory, shape: tuple[int, ...], num_outputs: int) -> nn.Module:
@@ -302,30 +447,3 @@ def _make(factory: Factory, shape: tuple[int, ...], num_outputs: int) -> nn.Modu
     if not isinstance(module, nn.Module):
         raise ValueError(f"the model's function returned {type(module).__name__}, not a torch.nn.Module")
     return module
-
-
-def _moving(module: nn.Module, example: Tensor, dropouts: list[KeyedDropout]) -> dict[str, Tensor]:
-    """Return the float buffers that a training pass changes, with their values before it."""
-    before = {name: b.clone() for name, b in module.named_buffers()}
-    for dropout in dropouts:
-        dropout.key = key_for(0, "trial").to(example.device)
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        state = torch.random.get_rng_state()
-        try:
-            module.train()(example)
-        except Exception as error:  # any user error
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise ValueError(f"the model rejects an input of shape {tuple(example.shape[1:])}: {reason}") from None
-        if not torch.equal(state, torch.random.get_rng_state()):
-            raise ValueError(
-                "the model draws its own random numbers in training (functional dropout, RReLU, ...), "
-                "so runs would not be repeatable; use nn.Dropout, which gets keyed random numbers"
-            )
-    moved = {name: b for name, b in before.items() if not torch.equal(b, module.get_buffer(name))}
-    for name, buffer in moved.items():
-        module.get_buffer(name).copy_(buffer)
-        if not buffer.is_floating_point():
-            raise ValueError(
-                f"the model's buffer {name!r} ({buffer.dtype}) changes in training, but only floats can be averaged"
-            )
-    return moved

@@ -46,7 +46,8 @@ class LiveRun:
         if self.folder is not None:
             from fedncv.store import Journal
 
-            self._journal = Journal(self.folder, self.problem.config, self.state)
+            constants = self.problem.model.constants_mark
+            self._journal = Journal(self.folder, self.problem.config, self.state, constants=constants)
 
     @property
     def is_finished(self) -> bool:
@@ -277,6 +278,7 @@ def run_group(group: list[Path], watch: Watch) -> list[Failure]:
             continue
         if runs:  # the same samples: store them on the device once
             run.problem = run.problem._replace(dataset=runs[0].problem.dataset)
+            run.problem.model.share_constants(runs[0].problem.model)
         runs.append(run)
     for together in _at_the_same_round(runs):
         folders = list(map(_folder, together))

@@ -13,6 +13,7 @@ equal rows, but not at equal positions.)
 
 import fcntl
 import json
+import math
 import os
 import sys
 import tomllib
@@ -144,9 +145,10 @@ class Journal:
     of a round or of a row.
     """
 
-    def __init__(self, folder: Path, config: RunConfig, state: State) -> None:
+    def __init__(self, folder: Path, config: RunConfig, state: State, *, constants: float = 0.0) -> None:
         hold(folder)
         self._folder, self._config = folder, config
+        self._constants = {"constants": constants} if constants else {}  # of the model, which no checkpoint holds
         self._layers: dict[str, str] = {}  # empty for a federation of real machines
         self._complete = (state, _size(folder / METRICS))
         self._saved = state  # referenced, so that the rows of the checkpoint on disk are not replaced
@@ -187,6 +189,7 @@ class Journal:
             "config": write_toml(self._config),
             "method": _in_full(self._config.method),
             "check": _checksum(tensors),
+            **self._constants,
         }
         write_atomically(self._folder / STATE, save(tensors, {"fedncv": json.dumps(header)}), name="state")
         self._saved = state
@@ -276,6 +279,12 @@ def _check_config(folder: Path, header: dict[str, Any], problem: Problem) -> Non
     if differing:
         words = ", ".join(f"{name} {before!r}, now {after!r}" for name, (before, after) in differing.items())
         raise ValueError(f"{folder / STATE} does not match {folder / CONFIG} ({words}); restore one of them")
+    begun_with = header.get("constants", problem.model.constants_mark)
+    if not math.isclose(begun_with, problem.model.constants_mark, rel_tol=1e-4):
+        raise ValueError(
+            f"{folder} was started with other frozen weights or constant buffers than the model has now; "
+            "give the model's function the same ones again"
+        )
     if begun != now and not own_object(now):
         raise ValueError(
             f"{folder} was started as {begun}, but {ours.method!r} means {now} in this version of fedncv; "

@@ -18,7 +18,7 @@ from fedncv.cli import main
 from fedncv.engine.problem import build
 from fedncv.export import export
 from fedncv.flower import server
-from fedncv.flower.halves import Up
+from fedncv.flower.halves import Up, check_constants
 from fedncv.flower.rules import Rules, accept
 from fedncv.flower.wire import ARRAYS, ASK, STYPE, WireError
 from fedncv.methods import METHODS, fedavg, find_method
@@ -55,6 +55,21 @@ def test_every_method_has_the_sequential_engine_s_bits_and_sends_only_what_it_de
         assert {name.rpartition(".")[2] for name in sent} == declared
         assert len(sent) == len(declared)
         assert all(array.stype == STYPE for array in reply.content[ARRAYS].values())
+
+
+def test_frozen_weights_stay_where_they_are_and_are_compared(by_hand, tools, config):
+    config = replace(config, model="federations:frozen_mlp", rounds=2)
+    state, grid = by_hand(config)
+    assert tools.compare(state, tools.sequential(config)) == "equal"
+    problem = build(config)
+    rounds = [message for _, message, _ in grid.sent if message.metadata.message_type != "query"]
+    for message in rounds:
+        assert {array.shape for array in message.content[ARRAYS].values()} == {(64 * 10 + 10,)}  # the head alone
+    other = build(replace(config, seed=1))
+    check_constants(problem, problem.model.constants_mark)
+    for mark in (other.model.constants_mark, 0.0, "text"):
+        with pytest.raises(ValueError, match=r"frozen weights .* are not the server's"):
+            check_constants(problem, mark)
 
 
 @pytest.mark.parametrize("buffers", ["averaged", "personal"])

@@ -98,12 +98,12 @@ def _worth_compiling(problem: Problem) -> bool:
     config = problem.config
     share = (1 - config.test_share) * config.per_round / problem.federation.num_clients
     samples = len(problem.dataset.x) * share * config.epochs * max(1, config.rounds)
-    return samples * problem.model.layout.num_parameters > WORTH_FORKING
+    return samples * problem.model.num_weights > WORTH_FORKING
 
 
 def _work(problems: Sequence[Problem]) -> float:
     """Return samples of local training times parameters, over all these runs."""
     config = problems[0].config
-    parameters = problems[0].model.layout.num_parameters
+    parameters = problems[0].model.num_weights
     samples = sum(float(problem.clients.sizes.mean()) for problem in problems) * config.per_round * config.epochs
     return samples * parameters * max(1, config.rounds)

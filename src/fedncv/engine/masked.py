@@ -79,15 +79,45 @@ def masked(model: Model, *, first: Callable[[nn.Module], None] | None = None) ->
 
 
 def padding_changes(plain: Model, model: Model, example: Tensor) -> bool:
-    """Return whether a sample of weight 0 changes the others' logits or the running statistics."""
+    """Return whether a sample of weight 0 changes the others' logits, the running statistics or the gradient.
+
+    It is decided in float64 on the CPU: on a GPU another batch size means other kernels, whose rounding a deep model
+    amplifies. A module that runs only where it is or in its own precision is compared there.
+    """
     if len(example) < plain.smallest_batch:
         return False
-    key = key_for(0, "trial").to(example.device)
-    weight_B = torch.ones(len(example) + 1, dtype=plain.start_P.dtype, device=example.device)
+    try:
+        x = example.detach().to("cpu", torch.float64 if example.is_floating_point() else example.dtype)
+        pairs = _with_and_without(plain.in_double_on_cpu(), model.in_double_on_cpu(), x)
+        rtol, atol = 1e-5, 1e-6
+    except (RuntimeError, NotImplementedError, TypeError):
+        pairs = _with_and_without(plain, model, example)
+        rtol, atol = 1e-3, 1e-4
+    return not all(torch.allclose(a, b, rtol=rtol, atol=atol) for a, b in pairs)
+
+
+def _with_and_without(plain: Model, model: Model, example: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Return logits, running statistics and gradient of the example with a padding sample, and without it."""
+    size = len(example)
+    weight_B = torch.ones(size + 1, dtype=plain.start_P.dtype, device=example.device)
     weight_B[-1] = 0
-    with torch.no_grad():
-        expected = plain.forward(plain.start_P, plain.start_R, example, mode="train", key=key)
-        padded = torch.cat([example, example[:1]])
-        got = model.forward(plain.start_P, plain.start_R, padded, mode="train", key=key, weight_B=weight_B)
-    pairs = [(got[0].logits_BC[:-1], expected[0].logits_BC), (got[1], expected[1])]
-    return not all(torch.allclose(a, b, rtol=1e-3, atol=1e-4) for a, b in pairs)
+    return [
+        (a[:size] if i == 0 else a, b)
+        for i, (a, b) in enumerate(
+            zip(
+                _pass(model, plain.start_P, torch.cat([example, example[:1]]), weight_B),
+                _pass(plain, plain.start_P, example, weight_B[:-1]),
+                strict=True,
+            )
+        )
+    ]
+
+
+def _pass(model: Model, x_P: Tensor, inputs: Tensor, weight_B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    key = key_for(0, "trial").to(inputs.device)
+    with torch.enable_grad():
+        leaf_P = x_P.detach().requires_grad_()
+        output, moved_R = model.forward(leaf_P, model.start_R, inputs, mode="train", key=key, weight_B=weight_B)
+        losses_B = output.logits_BC.sin().flatten(1).sum(1)
+        (g_P,) = torch.autograd.grad((weight_B * losses_B).sum(), leaf_P)
+    return output.logits_BC.detach(), moved_R.detach(), g_P

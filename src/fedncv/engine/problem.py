@@ -153,7 +153,7 @@ def build(
     dtype = torch.float64 if config.dtype == "float64" else torch.float32
     dataset = dataset._replace(x=dataset.x.to(device), y=dataset.y.to(device))
     example = dataset.inputs(torch.arange(min(2, len(dataset.x))), dtype)
-    made = Model(model or find_model(config.model), example, dataset.num_classes, config.seed)
+    made = Model(model or find_model(config.model), example, dataset.num_classes, config.seed, dtype)
     task = task or find_task(config.task)
     _try_task(short_name(config.task), task, made, dataset, dtype)
     sizes = clients.sizes.astype(np.float64)
@@ -177,7 +177,7 @@ def build(
             )
         name, knobs = parse(config.stream, STREAMS, what="stream")
         stream = STREAMS[name](clients.train, dataset.labels.cpu().numpy(), config.seed, **knobs)
-    return Problem(
+    problem = Problem(
         config,
         dataset,
         clients,
@@ -189,6 +189,9 @@ def build(
         _inclusion(config, sizes, rates_N),
         stream,
     )
+    if made.layout.body.stop == made.layout.num_parameters:  # nothing to train in the head: can the method start?
+        keeps(problem.at(0), start(problem), 0)
+    return problem
 
 
 def _try_task(name: str, task: Task, model: Model, dataset: Dataset, dtype: torch.dtype) -> None:

@@ -71,8 +71,10 @@ class StackedEngine:
         first = problems[0]
         if first.stream is not None:
             raise CannotStackError("samples that arrive during training change the clients' sizes")
-        if not all(first.model.same_buffers(problem.model) for problem in problems):
-            raise CannotStackError("the model draws buffers from its seed, and these runs have several seeds")
+        if not all(problem.model.share_constants(first.model) for problem in problems[1:]):
+            raise CannotStackError(
+                "the model draws frozen weights or buffers from its seed, and these runs have several seeds"
+            )
         fused = fusible(first) if fused is None else fused
         self.problems = list(problems)
         loops = Loops(first.model)
@@ -367,21 +369,30 @@ class StackedEngine:
         return 1 - self.used / self.computed if self.computed else 0.0
 
     def _try(self) -> None:
-        """Train one step of two clients, to find what vmap cannot run here and not in the middle of a study."""
+        """Find what vmap cannot run here and not in the middle of a study."""
+        with self.model.tracing() as running:
+            try:
+                self._trial()
+            except torch.cuda.OutOfMemoryError:
+                raise
+            except Exception as error:  # of any layer, task or method
+                reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+                where = f"layer {running[-1]}: " if running else ""
+                raise CannotStackError(where + reason) from error
+        self.used = self.computed = 0
+
+    def _trial(self) -> None:
+        """Train one step of two clients."""
         problem = self.problems[0]
         example = problem.dataset.inputs(torch.arange(min(2, len(problem.dataset.x))), problem.dtype)
-        try:
-            if padding_changes(problem.model, self.model, example):
-                raise CannotStackError("a layer mixes the samples of a batch")
-            ids = np.argsort(-problem.clients.sizes, kind="stable")[:2]
-            states = [start(each) for each in self.problems]
-            arrived = self.arrive(states, [np.sort(ids), *[ids[:0]] * (len(self.problems) - 1)])
-            self.train(arrived, self.plan(arrived.rows, [1e-9] * len(ids), 0))
-        except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
-            if isinstance(error, torch.cuda.OutOfMemoryError):
-                raise
-            raise CannotStackError(str(error).strip().splitlines()[0]) from error
-        self.used = self.computed = 0
+        if padding_changes(problem.model, self.model, example):
+            raise CannotStackError("a layer mixes the samples of a batch")
+        ids = np.argsort(-problem.clients.sizes, kind="stable")[:2]
+        arrived = self.arrive([start(each) for each in self.problems], self._of_the_first_run(ids))
+        self.train(arrived, self.plan(arrived.rows, [1e-9] * len(ids), 0))
+
+    def _of_the_first_run(self, ids: Ints) -> list[Ints]:
+        return [np.sort(ids), *[ids[:0]] * (len(self.problems) - 1)]
 
 
 def fusible(problem: Problem) -> bool:

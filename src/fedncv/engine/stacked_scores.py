@@ -12,11 +12,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedncv.engine.asking import vmap_asking
+from fedncv.engine.asking import Asks, vmap_asking
 from fedncv.engine.evaluate import Scores, shared_model, summary_before, test_sizes
 from fedncv.engine.gradients import Gradients
 from fedncv.engine.orders import Ints
-from fedncv.engine.problem import State
+from fedncv.engine.problem import State, start
 from fedncv.engine.stacked import Arrived, StackedEngine
 from fedncv.engine.stacked_gradients import gradients
 from fedncv.methods.base import Ask, Method
@@ -34,14 +34,7 @@ def before(engine: StackedEngine, states: Sequence[State]) -> list[dict[str, Any
     totals, pooled = np.zeros(shape), np.zeros(shape)
     shared = [shared_model(p, s) for p, s in zip(engine.problems, states, strict=True)]
     for arrived, rows in _groups(engine, states):
-
-        def predict(ask_of, down, own, b_R):  # type: ignore[no-untyped-def]
-            ask = ask_of(b_R)
-            y_P, _ = engine.method.begin(ask, down, own)
-            return _prediction(engine.method, ask, y_P, down, own)
-
-        asks = engine.asks(rows, states[0].round)
-        x_KP, used_KR, *offset = vmap_asking(predict, asks, arrived.down, arrived.own, arrived.buffers_KR)
+        x_KP, used_KR, *offset = _received(engine, arrived, states[0].round)
         mine = scores(engine, rows, x_KP, used_KR, *offset)
         totals.reshape(-1)[rows] = mine
         if shared[0] is None:
@@ -68,9 +61,6 @@ def after(engine: StackedEngine, states: Sequence[State]) -> list[dict[str, Any]
         def begin(ask_of, down, own, b_R):  # type: ignore[no-untyped-def]
             return engine.method.begin(ask_of(b_R), down, own)[0]
 
-        def predict(ask_of, y_P, down, own, b_R, received_R):  # type: ignore[no-untyped-def]
-            return _prediction(engine.method, ask_of(b_R, received_R), y_P, down, own)
-
         own, buffers_KR = arrived.own, arrived.buffers_KR
         y_KP = vmap_asking(begin, asks, arrived.down, own, buffers_KR)  # for those with too little data for a step
         if len(plan.who):
@@ -81,7 +71,7 @@ def after(engine: StackedEngine, states: Sequence[State]) -> list[dict[str, Any]
                 (y_KP, own, buffers_KR),
                 (replied.y_KP, replied.own, replied.buffers_KR),
             )
-        x_KP, used_KR, *offset = vmap_asking(predict, asks, y_KP, arrived.down, own, buffers_KR, arrived.buffers_KR)
+        x_KP, used_KR, *offset = _trained(engine, asks, arrived, y_KP, own, buffers_KR)
         totals.reshape(-1)[rows] = scores(engine, rows, x_KP, used_KR, *offset)
     engine.used, engine.computed = work  # measuring is not counted as work
     return [Scores(totals[j], test_sizes(p)).summary("after") for j, p in enumerate(engine.problems)]
@@ -124,6 +114,32 @@ def scores(
     return result
 
 
+def _received(engine: StackedEngine, arrived: Arrived, round: int) -> tuple[Tensor, ...]:
+    """Return what each client predicts with when it receives its model."""
+
+    def predict(ask_of, down, own, b_R):  # type: ignore[no-untyped-def]
+        ask = ask_of(b_R)
+        y_P, _ = engine.method.begin(ask, down, own)
+        return _prediction(engine.method, ask, y_P, down, own)
+
+    predicted: tuple[Tensor, ...] = vmap_asking(
+        predict, engine.asks(arrived.rows, round), arrived.down, arrived.own, arrived.buffers_KR
+    )
+    return predicted
+
+
+def _trained(
+    engine: StackedEngine, asks: Asks, arrived: Arrived, y_KP: Tensor, own: Any, buffers_KR: Tensor
+) -> tuple[Tensor, ...]:
+    """Return what each client predicts with after its local training to ``y_KP``."""
+
+    def predict(ask_of, y_P, down, own, b_R, received_R):  # type: ignore[no-untyped-def]
+        return _prediction(engine.method, ask_of(b_R, received_R), y_P, down, own)
+
+    predicted: tuple[Tensor, ...] = vmap_asking(predict, asks, y_KP, arrived.down, own, buffers_KR, arrived.buffers_KR)
+    return predicted
+
+
 def _prediction(method: Method, ask: Ask, y_P: Tensor, down: Any, own: Any) -> tuple[Tensor, ...]:
     """Return the parameters, running statistics and, if there is one, the offset that a client predicts with."""
     x_P, buffers_R, offset_C = method.predict(ask, y_P, down, own)
@@ -143,6 +159,20 @@ def _groups(engine: StackedEngine, states: Sequence[State]) -> Iterator[tuple[Ar
 
 class ScoringEngine(StackedEngine):
     """The stacked engine with its measurements."""
+
+    def _trial(self) -> None:
+        """Train one step of two clients, and score two as they receive their models and after training."""
+        super()._trial()
+        ids = np.flatnonzero(test_sizes(self.problems[0]))[:2]
+        if not len(ids):
+            return
+        states = [start(each) for each in self.problems]
+        arrived = self.arrive(states, self._of_the_first_run(ids), in_use=True)
+        asks = self.asks(arrived.rows, 0)
+        x_KP, used_KR, *offset = _received(self, arrived, 0)
+        scores(self, arrived.rows, x_KP, used_KR, *offset)
+        x_KP, used_KR, *offset = _trained(self, asks, arrived, x_KP, arrived.own, arrived.buffers_KR)
+        scores(self, arrived.rows, x_KP, used_KR, *offset)
 
     def before(self, states: Sequence[State]) -> list[dict[str, Any]]:
         return before(self, states)

@@ -19,7 +19,7 @@ from fedncv.engine.evaluate import score_before
 from fedncv.engine.local import Trained, train
 from fedncv.engine.problem import Arrival, Problem
 from fedncv.engine.sequential import one_thread
-from fedncv.flower.halves import Down, Up, arrival_of, check, client_problem, down_template, travelling
+from fedncv.flower.halves import Down, Up, arrival_of, check, check_constants, client_problem, down_template, travelling
 from fedncv.flower.own import Own
 from fedncv.flower.samples import read
 from fedncv.flower.wire import ARRAYS, ASK, arrays, decode, encode, records, whole_numbers
@@ -65,8 +65,10 @@ def count_samples(client: Client, request: Message) -> Message:
 def train_round(client: Client, request: Message) -> Message:
     """Train for one round; store the client's state on disk before the reply is sent."""
     content = records(request, ARRAYS, ASK, what="a request for a round")
-    round, counted = whole_numbers(content, "round", "counted", what="a request for a round")
     problem, u = client.problem, client.u
+    asked = content[ASK]
+    check_constants(problem, asked.pop("constants", 0.0) if isinstance(asked, ConfigRecord) else 0.0)
+    round, counted = whole_numbers(content, "round", "counted", what="a request for a round")
     if not 1 <= round <= problem.config.rounds:
         raise ValueError(f"the server asks for round {round} of {problem.config.rounds}")
     message: Down = decode(arrays(content), down_template(problem), what="the server's message")

@@ -5,6 +5,7 @@ changes. Unknown values (samples at the server, other clients' sizes at a client
 read.
 """
 
+import math
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -98,3 +99,18 @@ def travelling(problem: Problem, buffers_R: Tensor) -> Tensor:
 def arrival_of(problem: Problem, u: int, message: Down, kept: Any) -> Arrival:
     buffers_R = kept.buffers_R if problem.buffer_rule == "personal" else message.buffers_R
     return Arrival(u, message.down, buffers_R, kept)
+
+
+def constants_of(problem: Problem) -> dict[str, Any]:
+    """Return the mark of the model's frozen weights, which are not sent, for the client to compare; {} without any."""
+    mark = problem.model.constants_mark
+    return {"constants": mark} if mark else {}
+
+
+def check_constants(problem: Problem, theirs: object) -> None:
+    """Raise ValueError if the server's mark, 0 without any, is not that of the frozen weights here."""
+    if not isinstance(theirs, float) or not math.isclose(theirs, problem.model.constants_mark, rel_tol=1e-4):
+        raise ValueError(
+            "the frozen weights or constant buffers of the model here are not the server's; they are never sent, so "
+            "the model's function must give the same ones on every machine"
+        )

@@ -28,7 +28,7 @@ from fedncv.engine.problem import Kept, Problem, State, messages
 from fedncv.engine.round import Outcome, draw, settle
 from fedncv.engine.sequential import one_thread
 from fedncv.flower.client import SAMPLES
-from fedncv.flower.halves import Down, Up, server_problem, travelling, up_template
+from fedncv.flower.halves import Down, Up, constants_of, server_problem, travelling, up_template
 from fedncv.flower.rules import Rules, accept
 from fedncv.flower.samples import Form
 from fedncv.flower.wire import ARRAYS, ASK, WireError, arrays, decode, encode, records, whole_numbers
@@ -202,7 +202,7 @@ def serve(grid: Grid, folder: Path, config: RunConfig, form: Form, nodes: dict[i
         template = up_template(problem, form)
         state = store.load_state(folder, problem)
         rows = read_rows(folder)
-        journal = store.Journal(folder, config, state)
+        journal = store.Journal(folder, config, state, constants=problem.model.constants_mark)
         if not rows:
             rows.append({"round": 0, "sizes": list(joined.sizes.values())} | _named("barred", joined.barred))
             journal.append(state, rows[0], {"round": 0, "seconds": 0.0})
@@ -241,7 +241,7 @@ def serve_round(
     clipped: dict[int, list[str]] = {}
 
     def request(u: int) -> RecordDict:
-        ask = ConfigRecord({"round": number, "counted": counted.get(u, 0)})
+        ask = ConfigRecord({"round": number, "counted": counted.get(u, 0)} | constants_of(problem))
         return RecordDict({ARRAYS: encode(downs[u]), ASK: ask})
 
     def receive(u: int, answer: Message) -> Up:
