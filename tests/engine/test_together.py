@@ -119,7 +119,7 @@ def test_models_whose_seeds_draw_other_buffers_are_not_one_stack(capsys):
     """As a stack all runs would have the first one's features; runs of one seed have the same."""
     made = [tiny("fedavg", model=RandomFeatures, seed=seed, engine="stacked") for seed in (0, 1)]
     engine = engine_for(made)
-    assert "the model draws buffers from its seed" in capsys.readouterr().err
+    assert "the model draws frozen weights or buffers from its seed" in capsys.readouterr().err
     for problem, settled in zip(made, engine.run_rounds([start(problem) for problem in made]), strict=True):
         close(settled[0], run_round(problem, start(problem))[0])
     StackedEngine([tiny("fedavg", model=RandomFeatures, lr=lr) for lr in (0.1, 0.2)])
