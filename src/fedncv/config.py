@@ -99,9 +99,12 @@ class Settings:
     """Settings of a run except method and seed. The defaults are the paper's protocol, on the built-in digits."""
 
     data: str = setting("digits", "protocol", "samples")
-    """Dataset name. `fedncv datasets` lists them."""
+    """Dataset name, folder:path=..., table:path=...,y=..., leaf:path=..., or package.module:function, which returns a
+    fedncv.Dataset. `fedncv datasets` lists them."""
     data_dir: str = setting("", "machine", "samples")
     """Folder with the datasets' files; empty: $FEDNCV_DATA, then the cache folder."""
+    code_dir: str = setting("", "machine")
+    """Folder of your own modules, if they are named in data, method, model or task; filled in when a run is created."""
     partition: str = setting("dirichlet:alpha=0.1", "protocol", "own", "samples", "paper")
     """Division of samples among clients: dirichlet:alpha=0.1,min_samples=10 or iid. `fedncv partition` draws it."""
     stream: str = setting("", "protocol", simulation_only="clients report their number of samples only once")
@@ -182,7 +185,7 @@ class RunConfig(Settings):
     """All settings of one run. ``check`` raises ValueError if a value is wrong."""
 
     method: str = setting("fedavg", "protocol")
-    """Method name, with optional knobs: fedprox:mu=0.1. `fedncv methods` lists them."""
+    """Method name, with optional knobs: fedprox:mu=0.1; or package.module:function. `fedncv methods` lists them."""
     seed: int = setting(0, "protocol", "own")
     """Seed of the partition, the initial model, the draws of clients and every batch; 0 to 2^64 - 1."""
 

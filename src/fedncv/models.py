@@ -5,7 +5,8 @@ from math import prod
 from torch import nn
 
 from fedncv.flat import Factory
-from fedncv.spec import import_object, nearest
+from fedncv.imports import import_object
+from fedncv.spec import nearest
 
 
 class LeNet5(nn.Module):

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from fedncv.config import Own, RunConfig, own_object
 from fedncv.data import Dataset
 from fedncv.fingerprint import fingerprint
+from fedncv.imports import import_object
 from fedncv.methods.base import Method
-from fedncv.spec import import_object
 from fedncv.tasks import Task
 
 KINDS = {"method": Method, "data": Dataset, "model": None, "task": Task}

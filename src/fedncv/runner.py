@@ -277,8 +277,7 @@ def run_group(group: list[Path], watch: Watch) -> list[Failure]:
             run.close()
             continue
         if runs:  # the same samples: store them on the device once
-            run.problem = run.problem._replace(dataset=runs[0].problem.dataset)
-            run.problem.model.share_constants(runs[0].problem.model)
+            run.problem = run.problem.sharing(runs[0].problem)
         runs.append(run)
     for together in _at_the_same_round(runs):
         folders = list(map(_folder, together))

@@ -126,8 +126,7 @@ def simulate_many(
             objects["data"] = load(config.data, config.data_dir or None)
         problem = build(of_seed, **objects)
         if runs:  # the same samples: store them on the device once
-            problem = problem._replace(dataset=runs[0].problem.dataset)
-            problem.model.share_constants(runs[0].problem.model)
+            problem = problem.sharing(runs[0].problem)
         folder = None if out is None else Path(out) / f"seed-{seed}"
         _create(folder, of_seed, overwrite=overwrite)
         runs.append(LiveRun(problem, start(problem, runs=len(seeds)), folder=folder))

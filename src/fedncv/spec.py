@@ -9,17 +9,23 @@ are defined once, where they are used.
 
 A knob may be a part with knobs of its own: a field of type ``Config | None``, where Config is a frozen dataclass.
 ``part=off`` leaves it out, ``part=on`` is its default, ``part=0.9`` sets its first knob, ``part.knob=2`` any of them.
+
+A value that holds a comma or a plus sign is put in double quotes, with \\" and \\\\ for a quote and a backslash in it:
+``folder:path="/home/me/cats, dogs"``.
 """
 
 import difflib
-import importlib
 import inspect
 import os
-import sys
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import is_dataclass, replace
+from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+OWN = re.compile(r"([^\W\d][\w.]*:[^\W\d]\w*)(?::(.*))?", re.DOTALL)  # package.module:name, and knobs
+QUOTED = re.compile(r'(?<==)"(?:[^"\\]|\\.)*"', re.DOTALL)  # a value in quotes
 
 
 def nearest(word: str, choices: Iterable[str], *, what: str) -> str:
@@ -31,10 +37,25 @@ def nearest(word: str, choices: Iterable[str], *, what: str) -> str:
 
 
 def knobs(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return knob -> type, for every keyword-only parameter that a text can set."""
+    """Return knob -> type, for every keyword-only parameter that a text can set; without a type, its default's."""
     hints = get_type_hints(function)
-    parameters = inspect.signature(function).parameters.values()
-    return {p.name: hints[p.name] for p in parameters if p.kind is p.KEYWORD_ONLY}
+    parameters = [p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    return {
+        p.name: hints.get(p.name, str if p.default is p.empty or p.default is None else type(p.default))
+        for p in parameters
+    }
+
+
+def split(text: str, separator: str = ",") -> list[str]:
+    """Split ``text`` at a separator (a regular expression) that is not in quotes.
+
+    >>> split('path="a,b",size=3')
+    ['path="a,b"', 'size=3']
+    """
+    masked = QUOTED.sub(lambda found: "_" * len(found[0]), text)
+    cuts = [found.span() for found in re.finditer(separator, masked)]
+    starts, ends = [0, *(end for _, end in cuts)], [*(start for start, _ in cuts), len(text)]
+    return [text[start:end] for start, end in zip(starts, ends, strict=True)]
 
 
 def part_of(kind: Any) -> Any:
@@ -48,13 +69,21 @@ def parse(text: str, choices: Mapping[str, Callable[..., Any]], *, what: str) ->
     name, _, rest = text.partition(":")
     if name not in choices:
         raise ValueError(nearest(name, choices, what=what))
-    types = knobs(choices[name])
+    return name, values_of(choices[name], name, rest, what=what)
+
+
+def values_of(function: Callable[..., Any], name: str, rest: str, *, what: str) -> dict[str, Any]:
+    """Return the knobs that ``rest`` sets, as in "key=value,key=value", for the callable called ``name``."""
+    text = f"{name}:{rest}" if rest else name
+    types = knobs(function)
     values: dict[str, Any] = {}
     parts: dict[str, dict[str, str]] = {}  # part -> its words, "" for the part itself
-    for word in filter(None, rest.split(",")):
+    for word in filter(None, split(rest)):
         key, equals, value = word.partition("=")
         if not equals:
-            raise ValueError(f"{what} {text!r}: {word!r} should be key=value, as in {name}:key=value,key=value")
+            quotes = f'; put a value with a comma in quotes: {next(iter(values))}="..."' if values else ""
+            raise ValueError(f"{what} {text!r}: {word!r} should be key=value, as in {name}:key=value,key=value{quotes}")
+        value = _unquoted(value, f"{what} {text!r}: {key}")
         knob, dot, inner = key.partition(".")
         if knob not in types or (dot and not inner):
             known = ", ".join(types) or "none"
@@ -67,10 +96,23 @@ def parse(text: str, choices: Mapping[str, Callable[..., Any]], *, what: str) ->
             raise ValueError(f"{what} {name!r}: {knob} has no knobs of its own; write {knob}={value}")
         else:
             values[key] = _convert(value, types[key], f"{what} {name!r}: {key}")
+    parameters = inspect.signature(function).parameters
     for knob, words in parts.items():
-        default = inspect.signature(choices[name]).parameters[knob].default
-        values[knob] = _part(default, part_of(types[knob]), words, f"{what} {name!r}: {knob}")
-    return name, values
+        values[knob] = _part(parameters[knob].default, part_of(types[knob]), words, f"{what} {name!r}: {knob}")
+    for knob in types:
+        if knob not in values and parameters[knob].default is inspect.Parameter.empty:
+            raise ValueError(f"{what} {text!r} does not give {knob}; write {name}:{knob}=...")
+    return values
+
+
+def _unquoted(value: str, where: str) -> str:
+    if not value.startswith('"'):
+        return value
+    if not QUOTED.fullmatch("=" + value, 1):
+        raise ValueError(
+            f"{where}={value} has a quote that does not close at the end; write {quoted(value.strip(chr(34)))}"
+        )
+    return re.sub(r"\\(.)", r"\1", value[1:-1], flags=re.DOTALL)
 
 
 def _part(default: Any, part: Any, words: dict[str, str], where: str) -> Any:
@@ -118,8 +160,41 @@ def write(name: str, values: Mapping[str, Any]) -> str:
 
 
 def written(value: Any) -> str:
-    """Return a knob's value as it is written in a text."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    """Return a knob's value as it is written in a text: in quotes if it could be read otherwise.
+
+    >>> written(0.1), written(True), written("cats, dogs")
+    ('0.1', 'true', '"cats, dogs"')
+    """
+    if isinstance(value, bool):
+        return str(value).lower()
+    text = str(value)
+    return text if isinstance(value, int | float) or not re.search(r'[,+"\s]', text) else quoted(text)
+
+
+def quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def short_name(text: str) -> str:
+    """Return a name for people: of the user's own object the object's, of files the file's, then the knobs.
+
+    >>> short_name("my.module:patients:year=2020"), short_name("folder:path=/home/me/birds,size=32")
+    ('patients, year 2020', 'birds, size 32')
+    >>> short_name("my.module:mine:mu=0.1+prior")
+    'mine, mu 0.1 + prior'
+    """
+    return " + ".join(map(_short_part, split(text, r"\+(?=[a-z])")))
+
+
+def _short_part(text: str) -> str:
+    found = OWN.fullmatch(text)
+    name, rest = (found[1].rpartition(":")[2], found[2] or "") if found else text.partition(":")[::2]
+    pairs = [word.partition("=")[::2] for word in filter(None, split(rest))]
+    given = {key: _unquoted(value, text) for key, value in pairs}
+    if "path" in given and not found:
+        path = given.pop("path").replace("\\", "/").rstrip("/")
+        name = path.rpartition("/")[2] or name
+    return ", ".join([name, *(f"{key} {value}".strip() for key, value in given.items())])
 
 
 def kind_of(kind: Any) -> str:
@@ -153,20 +228,24 @@ def _convert(value: str, kind: Any, where: str) -> Any:
         if value not in ("true", "false"):
             raise ValueError(f"{where} must be true or false, not {value!r}")
         return value == "true"
+    if kind is Path and not value:
+        raise ValueError(f"{where} is empty; give a path")
     try:
         return kind(value)
     except (TypeError, ValueError):
         raise ValueError(f"{where} must be {kind.__name__}, not {value!r}") from None
 
 
-def import_object(name: str, *, what: str):  # type: ignore[no-untyped-def]  # whatever the user's module holds
-    """The object called ``package.module:name``."""
-    module, _, attribute = name.partition(":")
-    if os.getcwd() not in sys.path:  # a console script does not look where its user stands
-        sys.path.append(os.getcwd())
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(
-            f"{what} {name!r} cannot be imported: {error}; name it as package.module:function, from here or installed"
-        ) from None
+def absolute(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the knobs with absolute paths, so that they mean the same in every folder."""
+    return {
+        key: Path(os.path.abspath(value.expanduser())) if isinstance(value, Path) else value
+        for key, value in values.items()
+    }
+
+
+def is_plain(kind: Any) -> bool:
+    """Return whether a text can set a knob of this type."""
+    if kind in (str, int, float, bool, Path, type(None)) or get_origin(kind) is Literal:
+        return True
+    return get_origin(kind) in (Union, UnionType) and all(map(is_plain, get_args(kind)))

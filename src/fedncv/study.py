@@ -5,12 +5,15 @@ settings, so that the same command resumes the study and a reader can repeat it.
 or a dataset with one number of clients or one variant of the settings, if the study varies those.
 """
 
+import hashlib
 import json
+import re
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedncv.config import RunConfig, Settings, differences, from_dict, named, read_toml
+from fedncv.spec import short_name
 
 FILE = "study.toml"
 TUNING = "tuning"  # the folder of the tuning runs, beside the columns
@@ -53,15 +56,15 @@ class Study:
         """Return the settings of each column, by the name of its folder."""
         found: dict[str, Settings] = {}
         for data in self.datasets:
-            plain = replace(self.settings, data=data)
-            found |= {f"{data}/{name}": replace(plain, **changes) for name, changes in self.variants.items()}
+            plain, folder = replace(self.settings, data=data), data_folder_name(data)
+            found |= {f"{folder}/{name}": replace(plain, **changes) for name, changes in self.variants.items()}
             if len(self.clients) <= 1 and not self.variants:
-                found[data] = plain
+                found[folder] = plain
             if len(self.clients) <= 1:
                 continue
             for clients in self.clients:
                 drawn = max(1, round(plain.per_round * clients / plain.clients))
-                found[f"{data}/clients-{clients}"] = replace(plain, clients=clients, per_round=min(drawn, clients))
+                found[f"{folder}/clients-{clients}"] = replace(plain, clients=clients, per_round=min(drawn, clients))
         return found
 
     def cells(self) -> list[Cell]:
@@ -109,6 +112,18 @@ class Study:
 def _cell(where: Path, settings: Settings, method: str, seed: int, lr: float | None) -> Cell:
     config = RunConfig(**(vars(settings) | ({} if lr is None else {"lr": lr})), method=method, seed=seed)
     return Cell(where / folder_name(config), config)
+
+
+def data_folder_name(data: str) -> str:
+    """Return the dataset's name if it can name a folder; otherwise a short name and a few digits that tell it apart.
+
+    >>> data_folder_name("cifar10"), data_folder_name("folder:path=/home/me/my birds,size=32")
+    ('cifar10', 'my_birds_size_32-de7015')
+    """
+    if re.fullmatch(r"[a-z0-9_]+", data):
+        return data
+    safe = re.sub(r"[^\w.]+", "_", short_name(data)).strip("._")[:40]
+    return f"{safe or 'data'}-{hashlib.sha256(data.encode()).hexdigest()[:6]}"
 
 
 def folder_name(config: RunConfig) -> str:

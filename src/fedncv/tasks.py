@@ -6,8 +6,9 @@ from typing import NamedTuple
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedncv.imports import import_object
 from fedncv.results import ACCURACY
-from fedncv.spec import import_object, nearest
+from fedncv.spec import nearest
 
 
 class Task(NamedTuple):

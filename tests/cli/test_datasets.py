@@ -3,7 +3,7 @@
 import pytest
 
 from fedncv import cli
-from fedncv.data import DATASETS
+from fedncv.data import DATASETS, FORMS
 from fedncv.data.table import markdown
 
 
@@ -19,7 +19,9 @@ def empty(tmp_path, monkeypatch):
 
 def test_every_dataset_has_a_line_with_its_numbers(capsys):
     assert main([]) == 0
-    lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    table, _, own = capsys.readouterr().out.partition("\n\n")
+    lines = [line.split("\t") for line in table.splitlines()]
+    assert all(f"  {form}:path=" in own for form in FORMS)
     assert lines[0][0] == "name"
     assert [line[0] for line in lines[1:]] == list(DATASETS)
     by_name = {line[0]: line for line in lines[1:]}

@@ -1,5 +1,6 @@
 """``fedncv datasets``: list the datasets, which of them are available here, and where to put the files."""
 
+import inspect
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,15 @@ from fedncv.data.cache import open_entry
 from fedncv.data.load import data_folder, find, hub_entry, remedy
 from fedncv.data.table import markdown
 
-COLUMNS = ("name", "dataset", "shape", "classes", "images", "available", "description")
+COLUMNS = ("name", "dataset", "shape", "classes", "samples", "available", "description")
+
+OWN = {
+    "folder:path=birds,size=64": "pictures, one subfolder per class",
+    "table:path=patients.csv,y=outcome,owner=hospital": "a CSV or Parquet file, one row per sample",
+    "leaf:path=femnist/data": "LEAF's JSON files (FEMNIST, Shakespeare, Sent140), users are owners",
+    "my.module:patients:year=2020": "a function in your Python file or package that returns a fedncv.Dataset",
+}
+"""Forms of data that have no entry, by an example of each. `docs/datasets.md` has all their knobs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +46,9 @@ def main(argv: list[str]) -> int:
     root = data_folder(args.data_dir or None)
     if not args.name:
         show([row(name, entry, root) for name, entry in DATASETS.items()])
+        print("\nYour own data:")
+        for form, meaning in OWN.items():
+            print(f"  {form:{max(map(len, OWN))}}  {meaning}")
         return 0
     if args.name not in DATASETS:
         raise ValueError(spec.nearest(args.name, DATASETS, what="dataset"))
@@ -64,6 +76,9 @@ def about(name: str, entry: Entry, root: Path) -> list[str]:
     lines = [f"{label}: {value}" for label, value in zip(COLUMNS, row(name, entry, root), strict=True)]
     if entry.files:
         lines.append(f"manual installation: {remedy(entry, root)}")
+    if entry.make:
+        knobs = [f"{knob}={inspect.signature(entry.make).parameters[knob].default}" for knob in spec.knobs(entry.make)]
+        lines.append(f"knobs: {name}:{','.join(knobs)}")
     if entry.hub:
         lines.append(f"hub id: {entry.hub.id} (downloaded if no files are found; needs the extra `hub`)")
     lines += [f"md5: {md5}  {file}" for file, md5 in entry.md5.items()]

@@ -247,6 +247,7 @@ def down(argv: list[str]) -> int:
 
 
 def run(argv: list[str]) -> int:
+    from fedncv.engine.check import anchored
     from fedncv.flower import coordinator
     from fedncv.flower.folder import read_server_settings
 
@@ -254,7 +255,7 @@ def run(argv: list[str]) -> int:
     chosen = parse(_offered(Begin), argv, command="federation run")
     folder = Path(chosen.folder)
     clients = chosen.clients or read_server_settings(folder / "server").clients
-    config = _config(chosen, clients=clients, per_round=chosen.per_round or clients)
+    config = anchored(_config(chosen, clients=clients, per_round=chosen.per_round or clients), custom=("data",))
     _check_server(folder)
     coordinator.create(folder, chosen.name, config)
     return _follow(folder, chosen.name, chosen.seconds)

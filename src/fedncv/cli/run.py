@@ -11,14 +11,15 @@ from fedncv.cli.arguments import check_out, check_words, parse
 from fedncv.cli.progress import RunProgress, unfinished
 from fedncv.cli.summary import print_table
 from fedncv.config import RunConfig, Settings, from_dict, read_toml
-from fedncv.engine.check import check
+from fedncv.data import owners_note
+from fedncv.engine.check import anchored
 from fedncv.engine.choose import decide
 from fedncv.engine.problem import build, start
 from fedncv.recipes import RECIPES, Recipe
 from fedncv.results import read_runs
 from fedncv.runner import reasons, run_folders
 from fedncv.spec import nearest
-from fedncv.study import FILE, folder_name
+from fedncv.study import FILE, data_folder_name, folder_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,13 +58,14 @@ def main(argv: list[str]) -> int:
     if not configs:
         raise ValueError("nothing to run: give at least one method and one seed")
     check_words("--method", arguments.method)
-    for config in configs:
-        check(config)
+    configs = [anchored(config) for config in configs]
     for config in {config.method: config for config in configs}.values():
         problem = build(config)  # check data, partition, model, device and method before a folder is made
         start(problem)
         decide([problem])  # and engine and layers
-    out = Path(arguments.out or f"runs/{settings.data}-{recipe_name}")
+    if note := owners_note(problem.dataset, settings.partition):
+        print(note, file=sys.stderr)
+    out = Path(arguments.out or f"runs/{data_folder_name(configs[0].data)}-{recipe_name}")
     folders = [out / folder_name(config) for config in configs]
     if len(set(folders)) < len(folders):
         twice = next(folder for folder in folders if folders.count(folder) > 1)

@@ -21,6 +21,7 @@ from fedncv.cli.arguments import check_out, check_words, parse
 from fedncv.cli.progress import RunProgress, duration
 from fedncv.cli.summary import print_table
 from fedncv.config import Settings
+from fedncv.data import owners_note
 from fedncv.data.table import markdown
 from fedncv.engine.choose import decide
 from fedncv.engine.problem import build, find_device
@@ -28,7 +29,7 @@ from fedncv.results import CONFIG, read_run
 from fedncv.runner import Watch, alike, reasons, refused, run_folders
 from fedncv.spec import nearest
 from fedncv.studies import STUDIES
-from fedncv.studies.cells import check_study, failures, prepare, write_partition
+from fedncv.studies.cells import anchored_study, check_study, failures, prepare, write_partition
 from fedncv.studies.cost import costs
 from fedncv.studies.jobs import JobError, run_groups
 from fedncv.studies.tuning import tune
@@ -47,7 +48,7 @@ class Arguments(Settings):
     name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
     """The study. Its settings are the defaults below."""
     datasets: tuple[str, ...] = ()
-    """One or more datasets; each is a column of the table."""
+    """One or more datasets; each is a column of the table. Your own are named as for --data of `fedncv run`."""
     methods: tuple[str, ...] = ()
     """One or more methods, with optional knobs."""
     seeds: int = 1
@@ -94,7 +95,12 @@ def main(argv: list[str]) -> int:
     if not study.methods:
         raise ValueError("nothing to run: give at least one value to --methods")
     if (out / FILE).exists():
-        study = extend(read_study(out), study, where=out)
+        old = read_study(out)
+        known = study.settings.code_dir or old.settings.code_dir
+        study = replace(study, settings=replace(study.settings, code_dir=known))
+        study = extend(old, anchored_study(study), where=out)
+    else:
+        study = anchored_study(study)
     check_study(study)
     if not arguments.dry_run or torch.cuda.is_available():  # a dry run also works without the GPU
         find_device(arguments.device)
@@ -161,7 +167,10 @@ def _run(study: Study, out: Path, argv: list[str], *, jobs: int, tensorboard: bo
     check_out(out)
     if alone := next(out.glob(f"*/{CONFIG}"), None):
         raise ValueError(f"{alone.parent} is a single run, not part of a study; choose another --out")
-    decide([build(study.cells()[0].config)])  # check data, model, device and engine before a folder is made
+    problem = build(study.cells()[0].config)
+    decide([problem])  # check data, model, device and engine before a folder is made
+    if note := owners_note(problem.dataset, problem.config.partition):
+        print(note, file=sys.stderr)
     for column, settings in study.columns().items():
         write_partition(out / column, replace(study.cells()[0].config, **vars(settings)))
     save = partial(_save, out, argv)

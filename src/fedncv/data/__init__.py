@@ -7,9 +7,12 @@ clients = split(parts, 0.25, seed=0)
 
 from collections.abc import Callable, Mapping
 
+import numpy as np
+
 from fedncv import keys, spec
 from fedncv.data.dataset import Dataset
-from fedncv.data.load import check_name, load, load_folder
+from fedncv.data.leaf import read_leaf
+from fedncv.data.load import FORMS, absolute_name, check_name, load, load_folder
 from fedncv.data.own import from_arrays, from_table, from_torch
 from fedncv.data.owners import Parts
 from fedncv.data.partition import (
@@ -23,13 +26,16 @@ from fedncv.data.partition import (
     shards,
 )
 from fedncv.data.registry import DATASETS, Entry
+from fedncv.data.scale import standardised
 from fedncv.data.sound import check_samples
 from fedncv.data.split import Clients, split
 from fedncv.data.statistics import Statistics, label_counts, prior_accuracy, statistics
 from fedncv.data.stream import Stream, arrivals
+from fedncv.data.tabular import read_table
 
 __all__ = [
     "DATASETS",
+    "FORMS",
     "PARTITIONS",
     "STREAMS",
     "Clients",
@@ -38,6 +44,7 @@ __all__ = [
     "Parts",
     "Statistics",
     "Stream",
+    "absolute_name",
     "arrivals",
     "check_name",
     "check_samples",
@@ -48,8 +55,12 @@ __all__ = [
     "label_counts",
     "load",
     "load_folder",
+    "owners_note",
     "prior_accuracy",
+    "read_leaf",
+    "read_table",
     "split",
+    "standardised",
     "statistics",
 ]
 
@@ -65,6 +76,17 @@ PARTITIONS: Mapping[str, Callable[..., Parts]] = {
 }
 
 STREAMS: Mapping[str, Callable[..., Stream]] = {"arrivals": arrivals}
+
+
+def owners_note(dataset: Dataset, partition: str) -> str:
+    """Return a line if the samples have owners that the partition does not use; otherwise an empty text."""
+    if dataset.owners is None or partition.partition(":")[0] == "natural":
+        return ""
+    owners = len(np.unique(dataset.owners.cpu().numpy()))
+    return (
+        f"note: {dataset.name} has {owners:,} owners, but the partition is {partition}; "
+        "--partition natural makes the owners the clients"
+    )
 
 
 def divide(dataset: Dataset, text: str, *, num_clients: int, seed: int) -> Parts:

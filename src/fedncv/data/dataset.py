@@ -39,13 +39,17 @@ class Dataset(NamedTuple):
         x = self.x.index_select(0, index.to(self.x.device))  # a copy, a row at a time: the rest is done in place
         if x.dtype == torch.uint8:
             x = x.to(dtype).div_(255)
-        elif x.is_floating_point() or self.mean:
+        elif (x.is_floating_point() or self.mean) and not (x.dtype == torch.float64 and self.mean):
             x = x.to(dtype)
         elif x.dtype in (torch.int8, torch.int16):  # token ids, stored small; torch looks up only larger ones
             x = x.to(torch.int64)
         if self.mean:
             shape = (1, -1, *[1] * (x.dim() - 2))
-            mean = torch.tensor(self.mean, dtype=dtype, device=x.device).reshape(shape)
-            std = torch.tensor(self.std, dtype=dtype, device=x.device).reshape(shape)
-            x = x.sub_(mean).div_(std)
+            mean = torch.tensor(self.mean, dtype=x.dtype, device=x.device).reshape(shape)
+            std = torch.tensor(self.std, dtype=x.dtype, device=x.device).reshape(shape)
+            x = x.sub_(mean).div_(std).to(dtype)  # doubles are rounded last: times and ids are large numbers
         return x
+
+    def in_memory_of(self, other: "Dataset") -> "Dataset":
+        """Return this dataset with the tensors of ``other``, which has the same samples, and its own scale."""
+        return other._replace(mean=self.mean, std=self.std)

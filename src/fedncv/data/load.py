@@ -9,7 +9,8 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,16 @@ from fedncv.data.cache import cache_folder, open_entry, write_entry
 from fedncv.data.dataset import Dataset
 from fedncv.data.folder import picture_size, pictures, read_pictures
 from fedncv.data.idx import present
+from fedncv.data.leaf import Kind, read_leaf
+from fedncv.data.leaf import files as leaf_files
 from fedncv.data.raw import Raw, checked, moments
 from fedncv.data.registry import DATASETS, Entry
+from fedncv.data.sound import check_samples
+from fedncv.data.tabular import Target, read_table
+from fedncv.imports import Own, make_own, own, own_values
 
 Note = Callable[[str], None]
+LARGE = 50_000_000  # bytes of text that take a while
 
 
 def to_stderr(line: str) -> None:
@@ -32,44 +39,94 @@ def to_stderr(line: str) -> None:
 
 
 def load(name: str, data_dir: str | Path | None = None, *, verify: bool = True, note: Note = to_stderr) -> Dataset:
-    """Load the dataset ``name`` of DATASETS, or ``folder:path=...,size=...,channels=...`` for a folder of pictures.
+    """Load the dataset ``name``.
+
+    It is one of DATASETS; or files of your own, ``folder:path=...``, ``table:path=...,y=...`` or ``leaf:path=...``; or
+    ``package.module:name``, a Dataset or a function that returns one, with its keyword-only parameters as knobs.
 
     ``verify`` compares checksums and the number of images with the published ones. ``note`` is called with a line
     before anything slow. Raise ValueError with the files to put where if nothing is found.
     """
-    folder = check_name(name)
-    if folder is not None:
-        return load_folder(note, **folder)
-    entry = DATASETS[name]
-    if not entry.files:
-        return _in_memory(entry, name)
-    root = data_folder(data_dir)
-    source = find(entry, root)
-    if source is None:
-        return _from_hub(entry, name, root, verify, note)
-    key = fingerprint([source] if source.is_file() else key_files(entry, source), str(verify))
-    cached = cache_folder() / "decoded" / f"{name}-{key}"
-    if (dataset := open_entry(cached, name)) is None:
-        note(f"decoding {name} from {source} (once, into {cached.parent})")
-        _write(cached, entry, name, _pieces(entry, source, verify), entry.num_images if verify else None)
-        dataset = open_entry(cached, name)
-    assert dataset is not None
+    make, knobs = _named(name)
+    if isinstance(make, Entry):
+        return _load_entry(make, name.partition(":")[0], data_dir, verify, note, knobs)
+    if isinstance(make, Own):
+        return _own(make, id(own_values(make, what="dataset")[0]))
+    return make(note, **knobs)
+
+
+def _named(name: str) -> tuple[Entry | Own | Callable[..., Dataset], dict[str, Any]]:
+    """Return what makes the dataset of this name, and the knobs that the name sets."""
+    kind = name.partition(":")[0]
+    theirs = own(name)
+    if theirs and kind not in DATASETS and kind not in FORMS:
+        return theirs, own_values(theirs, what="dataset")[1]
+    if kind not in DATASETS and kind not in FORMS:
+        forms = [f"{form}:path=..." for form in FORMS]
+        raise ValueError(spec.nearest(kind, [*DATASETS, *forms, "package.module:function"], what="dataset"))
+    entries = {each: entry.make or _no_knobs for each, entry in DATASETS.items()}
+    _, knobs = spec.parse(name, {**FORMS, **entries}, what="dataset")
+    return DATASETS.get(kind) or FORMS[kind], knobs
+
+
+def _no_knobs() -> None: ...
+
+
+def check_name(name: str) -> None:
+    """Raise ValueError unless ``load`` knows the name and its knobs."""
+    _named(name)
+
+
+def absolute_name(name: str) -> str:
+    """Return the name with absolute paths, so that it means the same in every folder."""
+    make, knobs = _named(name)
+    if knobs == spec.absolute(knobs):
+        return name
+    return spec.write(make.name if isinstance(make, Own) else name.partition(":")[0], spec.absolute(knobs))
+
+
+@lru_cache(maxsize=2)
+def _own(theirs: Own, _identity: int) -> Dataset:
+    """Return the user's dataset; runs of one process share it."""
+    dataset: Dataset = make_own(theirs, Dataset, what="dataset")
+    check_samples(dataset)
     return dataset
 
 
-def check_name(name: str) -> dict[str, Any] | None:
-    """Raise ValueError unless ``load`` knows the name. Return the knobs of a folder, None for a dataset of DATASETS."""
-    if name in DATASETS:
-        return None
-    if name.partition(":")[0] != "folder":
-        raise ValueError(spec.nearest(name, [*DATASETS, "folder:path=..."], what="dataset"))
-    _, knobs = spec.parse(name, {"folder": load_folder}, what="dataset")
-    if "path" not in knobs:
-        raise ValueError(f"dataset {name!r} names no folder; write folder:path=...")
-    return knobs
+@lru_cache(maxsize=2)
+def _remembered(read: Callable[..., Dataset], knobs: tuple[tuple[str, Any], ...], _key: str) -> Dataset:
+    """Return ``read(**knobs)``; runs of one process share it, until a file of the key changes."""
+    return read(**dict(knobs))
 
 
-def load_folder(note: Note = to_stderr, *, path: str, size: int = 0, channels: int = 3) -> Dataset:
+def load_table(
+    note: Note = to_stderr,
+    *,
+    path: Path | str,
+    y: str,
+    owner: str = "",
+    x: str = "",
+    drop: str = "",
+    standardise: bool = False,
+    target: Target = "auto",
+) -> Dataset:
+    """Load a CSV or Parquet file, as ``read_table``; ``x`` and ``drop`` are columns separated by ``|``."""
+    file = Path(path).expanduser()
+    names = {key: tuple(filter(None, columns.split("|"))) for key, columns in (("x", x), ("drop", drop))}
+    knobs = {"path": file, "y": y, "owner": owner, **names, "standardise": standardise, "target": target}
+    return _remembered(read_table, tuple(knobs.items()), fingerprint([file], "") if file.exists() else "")
+
+
+def load_leaf(note: Note = to_stderr, *, path: Path | str, kind: Kind = "auto", length: int = 140) -> Dataset:
+    """Load LEAF's JSON files, as ``read_leaf``."""
+    files = leaf_files(Path(path).expanduser())
+    if sum(file.stat().st_size for file in files) > LARGE:
+        note(f"reading {len(files)} files of {path}")
+    knobs = {"path": path, "kind": kind, "length": length}
+    return _remembered(read_leaf, tuple(knobs.items()), fingerprint(files, ""))
+
+
+def load_folder(note: Note = to_stderr, *, path: Path | str, size: int = 0, channels: int = 3) -> Dataset:
     """Load a folder with one subfolder of pictures per class, also below train/, valid/, test/ (pooled).
 
     ``size`` scales every picture to size x size; 0 keeps the size, which must then be equal for all. ``channels`` is
@@ -89,6 +146,34 @@ def load_folder(note: Note = to_stderr, *, path: str, size: int = 0, channels: i
         decoded = read_pictures(items, size=shape[1:], channels=channels, resize=size > 0)
         write_entry(cached, decoded, shape=shape, num_classes=len(names), num_images=len(items))
         dataset = open_entry(cached, folder.name)
+    assert dataset is not None
+    return dataset
+
+
+FORMS: Mapping[str, Callable[..., Dataset]] = {"folder": load_folder, "table": load_table, "leaf": load_leaf}
+"""Forms of files that people have, each with the function that loads them."""
+
+
+def _load_entry(
+    entry: Entry, name: str, data_dir: str | Path | None, verify: bool, note: Note, knobs: dict[str, Any]
+) -> Dataset:
+    if not entry.files:
+        return _in_memory(entry, name)
+    root = data_folder(data_dir)
+    source = find(entry, root)
+    if entry.make is not None:
+        if source is None:
+            raise ValueError(f"{name} is not in {root}; {remedy(entry, root)}")
+        knobs = {"folder": source, **knobs}
+        return _remembered(entry.make, tuple(knobs.items()), fingerprint(key_files(entry, source), ""))
+    if source is None:
+        return _from_hub(entry, name, root, verify, note)
+    key = fingerprint([source] if source.is_file() else key_files(entry, source), str(verify))
+    cached = cache_folder() / "decoded" / f"{name}-{key}"
+    if (dataset := open_entry(cached, name)) is None:
+        note(f"decoding {name} from {source} (once, into {cached.parent})")
+        _write(cached, entry, name, _pieces(entry, source, verify), entry.num_images if verify else None)
+        dataset = open_entry(cached, name)
     assert dataset is not None
     return dataset
 

@@ -64,7 +64,7 @@ def from_arrays(
         if inputs.shape[-1] in (1, 3) and inputs.shape[1] not in (1, 3):
             raise ValueError(f"pictures have shape {tuple(inputs.shape)}; move the channels: x.transpose(0, 3, 1, 2)")
         mean, std = moments(inputs.numpy())
-    dataset = Dataset(name, inputs, labels, num_classes, mean, std, owners=_owners(owners, len(labels)))
+    dataset = Dataset(name, inputs, labels, num_classes, mean, std, owners=owner_numbers(owners, len(labels)))
     check_samples(dataset)
     return dataset
 
@@ -114,7 +114,8 @@ def _input(value: Any) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(array))
 
 
-def _owners(owners: ArrayLike | Tensor | Sequence[str] | None, n: int) -> Tensor | None:
+def owner_numbers(owners: ArrayLike | Tensor | Sequence[str] | None, n: int) -> Tensor | None:
+    """Return the owners as numbers 0, 1, …, in sorted order."""
     if owners is None:
         return None
     values = owners.numpy() if isinstance(owners, Tensor) else np.asarray(owners)

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedncv.data.cifar import CIFAR10_FILES, CIFAR100_FILES, read_cifar10, read_cifar100
+from fedncv.data.dataset import Dataset
 from fedncv.data.digits import read_digits
 from fedncv.data.folder import read_cinic10, read_tiny_imagenet
 from fedncv.data.idx import MNIST_FILES, emnist_files, read_emnist, read_mnist
 from fedncv.data.raw import Raw
 from fedncv.data.svhn import EXTRA_FILES, FILES, read_svhn
+from fedncv.data.text import FILE, load_shakespeare
 
 ORIGINALS = "read from the original files, checksums and counts correct, 2026-11-16"
 FORMAT = "reader tested on small files of the same format; original files not tested, 2026-11-16"
@@ -30,14 +32,19 @@ class Hub(NamedTuple):
     files: bool = False  # the repository holds the original files themselves
 
 
+def no_pictures(_folder: Path) -> Iterator[Raw]:
+    raise AssertionError("a dataset that is not of pictures has ``make``")
+
+
 class Entry(NamedTuple):
     title: str
     description: str  # one line
     year: int
-    shape: tuple[int, int, int]  # channels, height, width
+    shape: tuple[int, ...]  # channels, height, width; of a text its length
     num_classes: int
-    num_images: int
-    read: Callable[[Path], Iterator[Raw]]  # from the folder that holds ``files``
+    num_images: int  # samples; of a text those with the default knobs
+    read: Callable[[Path], Iterator[Raw]] = no_pictures  # from the folder that holds ``files``
+    make: Callable[..., Dataset] | None = None  # or, if it is not of pictures, the dataset: folder, knobs -> Dataset
     files: tuple[str, ...] = ()  # files or folders, a .gz also decompressed; none: built in
     folders: tuple[str, ...] = ()  # possible locations below the data folder
     archives: tuple[str, ...] = ()  # or possible archives of them
@@ -266,5 +273,18 @@ DATASETS: Mapping[str, Entry] = {
         md5={"CINIC-10.tar.gz": "6ee4d0c996905fe93221de577967a372"},
         hub=Hub("flwrlabs/cinic10", splits=("train", "validation", "test")),
         home="https://doi.org/10.7488/ds/2448",
+    ),
+    "shakespeare": Entry(
+        title="Shakespeare",
+        description="Plays by speaker: 80 characters and the next one; speakers are owners",
+        year=2015,
+        shape=(80,),
+        num_classes=80,
+        num_images=96_574,
+        make=load_shakespeare,
+        files=(FILE,),
+        folders=(".", "shakespeare"),
+        home="https://github.com/karpathy/char-rnn/tree/master/data/tinyshakespeare",
+        checked="read from the whole file (1,115,394 characters, input.txt renamed), 2026-11-17",
     ),
 }

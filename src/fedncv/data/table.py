@@ -20,20 +20,27 @@ PAPER_IMAGES = {
 def markdown(datasets: Mapping[str, Entry] = DATASETS) -> str:
     """Return two tables: the datasets, and where they come from."""
     lines = [
-        "| name | dataset | description | classes | images | images in the paper | resolution | year |",
+        "| name | dataset | description | classes | samples | images in the paper | resolution | year |",
         "|---|---|---|---:|---:|---:|---|---:|",
     ]
     for name, entry in datasets.items():
-        channels, height, width = entry.shape
         paper = f"{PAPER_IMAGES[name]:,}" if name in PAPER_IMAGES else ""
         lines.append(
             f"| `{name}` | [{entry.title}]({entry.home}) | {entry.description} | {entry.num_classes} "
-            f"| {entry.num_images:,} | {paper} | {height}x{width}x{channels} | {entry.year} |"
+            f"| {entry.num_images:,} | {paper} | {_resolution(entry)} | {entry.year} |"
         )
     lines += ["", "| name | files | hub id | verified |", "|---|---|---|---|"]
     for name, entry in datasets.items():
         where = f"`{entry.folders[0]}/`" if entry.files else "built in"
+        where = f"`{entry.files[0]}`" if entry.make else where
         packed = f" or `{entry.archives[0]}`" if entry.archives else ""
         hub = f"`{entry.hub.id}`" if entry.hub else ""
         lines.append(f"| `{name}` | {where}{packed} | {hub} | {entry.checked} |")
     return "\n".join(lines) + "\n"
+
+
+def _resolution(entry: Entry) -> str:
+    if len(entry.shape) == 1:
+        return f"{entry.shape[0]} characters"
+    channels, height, width = entry.shape
+    return f"{height}x{width}x{channels}"

@@ -1,16 +1,21 @@
 """Check a config before anything is loaded or written: its values, and every name in it."""
 
+import os
+from dataclasses import replace
+
 from fedncv.config import RunConfig
-from fedncv.data import PARTITIONS, STREAMS, check_name
+from fedncv.data import PARTITIONS, STREAMS, absolute_name, check_name
+from fedncv.imports import code_folder, look_in
 from fedncv.methods import find_method
 from fedncv.models import find_model
-from fedncv.spec import parse
+from fedncv.spec import parse, split
 from fedncv.tasks import find_task
 
 
 def check(config: RunConfig, *, custom: tuple[str, ...] = ()) -> None:
     """Raise ValueError with the offending value and the remedy. Fields in ``custom`` are objects, not names."""
     config.check(custom=custom)
+    look_in(config.code_dir)
     if "method" not in custom:
         find_method(config.method)
     if "data" not in custom:
@@ -22,3 +27,15 @@ def check(config: RunConfig, *, custom: tuple[str, ...] = ()) -> None:
     parse(config.partition, PARTITIONS, what="partition")
     if config.stream:
         parse(config.stream, STREAMS, what="stream")
+
+
+def anchored(config: RunConfig, *, custom: tuple[str, ...] = ()) -> RunConfig:
+    """Check the config, and return it as it works from anywhere: with absolute paths and the folder of own modules."""
+    check(config, custom=custom)
+    names = {name: getattr(config, name) for name in ("data", "method", "model", "task") if name not in custom}
+    texts = [split(text, r"\+(?!\d)")[0] for text in names.values()]  # of a chain, the method before its switches
+    return replace(
+        config,
+        data=absolute_name(config.data) if "data" in names else config.data,
+        code_dir=os.path.abspath(config.code_dir) if os.path.isdir(config.code_dir) else code_folder(texts),
+    )

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedncv.config import RunConfig, short_name
-from fedncv.data import STREAMS, Clients, Dataset, Stream, check_samples, divide, load, split
+from fedncv.data import STREAMS, Clients, Dataset, Stream, check_samples, divide, load, split, standardised
 from fedncv.engine import sampling
 from fedncv.engine.check import check
 from fedncv.engine.keeping import room
@@ -51,6 +51,11 @@ class Problem(NamedTuple):
             inclusion_N=_inclusion(self.config, sizes, self.rates_N),
             stream=None,
         )
+
+    def sharing(self, other: "Problem") -> "Problem":
+        """Return the problem with the samples and constants of a problem on the same data, to store them once."""
+        self.model.share_constants(other.model)
+        return self._replace(dataset=self.dataset.in_memory_of(other.dataset))
 
     @property
     def buffer_rule(self) -> str | BufferRule:
@@ -149,6 +154,7 @@ def build(
     if clients is None:
         parts = divide(dataset, config.partition, num_clients=config.clients, seed=config.seed)
         clients = split(parts, config.test_share, config.seed)
+    dataset = standardised(dataset, clients)
     num_clients = len(clients.train)
     dtype = torch.float64 if config.dtype == "float64" else torch.float32
     dataset = dataset._replace(x=dataset.x.to(device), y=dataset.y.to(device))

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedncv.data import Dataset
 from fedncv.engine.problem import Problem
 from fedncv.methods.base import Client
 
@@ -42,12 +43,13 @@ class Resident:
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         first = problems[0]
-        self.dataset, self.dtype = first.dataset, first.dtype
-        self.device = first.model.start_P.device
+        self.dtype, self.device = first.dtype, first.model.start_P.device
         self.num_clients = first.federation.num_clients
+        self.dataset, places = _together([problem.dataset for problem in problems], self.dtype)
         self.y = self.dataset.y.to(self.device)
-        self.train = Parts([part for problem in problems for part in problem.clients.train], self.device)
-        self.test = Parts([part for problem in problems for part in problem.clients.test], self.device)
+        runs = list(zip(problems, places, strict=True))
+        self.train = Parts([part + place for problem, place in runs for part in problem.clients.train], self.device)
+        self.test = Parts([part + place for problem, place in runs for part in problem.clients.test], self.device)
         self._counts = _label_counts(problems).to(self.device, self.dtype)
         self._batch_size = problems[0].config.batch_size
         self._sizes = torch.from_numpy(self.train.sizes).to(self.device, self.dtype)
@@ -90,6 +92,20 @@ class Resident:
         row_K = torch.from_numpy(rows).to(self.device)
         sizes_K = self._sizes[row_K]
         return Client(row_K % self.num_clients, sizes_K, sizes_K.clamp(max=self._batch_size), self._counts[row_K])
+
+
+def _together(datasets: Sequence[Dataset], dtype: torch.dtype) -> tuple[Dataset, list[int]]:
+    """Return one dataset for all runs, and where each run's samples begin in it.
+
+    Runs share the samples, unless each has its own scale; then each has its scaled copy.
+    """
+    first, n = datasets[0], len(datasets[0].x)
+    if all((each.mean, each.std) == (first.mean, first.std) for each in datasets):
+        return first, [0] * len(datasets)
+    every = torch.arange(n, device=first.x.device)
+    x = torch.cat([each.inputs(every, dtype) for each in datasets])
+    copies = first._replace(x=x, y=torch.cat([each.y for each in datasets]), mean=(), std=())
+    return copies, [n * j for j in range(len(datasets))]
 
 
 def _label_counts(problems: Sequence[Problem]) -> Tensor:

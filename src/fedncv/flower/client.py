@@ -9,6 +9,7 @@ training. If a method has another model for inference, only the server can expor
 
 import math
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,9 +49,14 @@ def client_of(study: str, run: str, number: int, folder: Path) -> Client:
     return Client(number, run, folder, client_problem(config, read(folder / "data"), number))
 
 
-def study_of(text: str) -> RunConfig:
-    """Return the study's config from the TOML text that comes with a run."""
+def study_of(text: str, *, is_ours: bool = False) -> RunConfig:
+    """Return the study's config from the TOML text that comes with a run.
+
+    Unless the run ``is_ours``, modules are imported from what is installed here and from the current folder, and never
+    from a folder that the run names.
+    """
     config = from_dict(tomllib.loads(text), where="the run's study")
+    config = config if is_ours else replace(config, code_dir="")
     check(config)
     return config
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedncv.config import RunConfig, read_toml
-from fedncv.data import divide, load, split
+from fedncv.data import divide, load, split, standardised
 from fedncv.flower import certificates, samples
 from fedncv.flower.halves import check
 from fedncv.flower.rules import Rules, write_rules
@@ -61,6 +61,7 @@ def init(folder: Path, config: RunConfig, *, host: str, port: int, listen: str, 
     dataset = load(config.data, config.data_dir or None)
     parts = divide(dataset, config.partition, num_clients=config.clients, seed=config.seed)
     clients = split(parts, config.test_share, config.seed)
+    dataset = standardised(dataset, clients)
     inner_port, free, *ports = free_ports(config.clients + 2)
     port = port or free
     for name in ("authority", "server/keys", "server/runs", "clients"):

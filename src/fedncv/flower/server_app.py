@@ -27,7 +27,7 @@ def main(grid: Grid, context: Context) -> None:
     if SERVER_VARIABLE not in os.environ:
         raise ValueError(f"{SERVER_VARIABLE} is not set; start the server with `fedncv federation server`")
     folder = Path(os.environ[SERVER_VARIABLE])
-    config = study_of(str(context.run_config["study"]))
+    config = study_of(str(context.run_config["study"]), is_ours=True)
     run_folder = folder / "runs" / str(context.run_config["name"])
     log_to(run_folder / "log.txt")
     rules = read_rules(folder / "rules.toml", reveals=tuple(find_method(config.method).reveals))

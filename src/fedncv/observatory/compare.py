@@ -75,7 +75,7 @@ def _problems(configs: Sequence[RunConfig], method: str, data: Dataset) -> list[
     problems: list[Problem] = []
     for config in configs:
         problem = build(replace(config, method=method), data=data)
-        problems.append(problem._replace(dataset=problems[0].dataset) if problems else problem)  # on the device once
+        problems.append(problem.sharing(problems[0]) if problems else problem)  # on the device once
     return problems
 
 

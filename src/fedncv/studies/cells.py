@@ -1,12 +1,13 @@
 """Create the runs of a study on disk, compare them with the study, and list those that failed."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from fedncv import store
 from fedncv.config import RunConfig, differences
-from fedncv.data import divide, load, statistics
-from fedncv.engine.check import check
+from fedncv.data import absolute_name, divide, load, statistics
+from fedncv.engine.check import anchored, check
 from fedncv.results import STATE, is_run, read_config, read_run
 from fedncv.study import NEUTRAL, PARTITION, Cell, Study
 
@@ -16,6 +17,20 @@ def check_study(study: Study) -> None:
     study.check()
     for cell in study.cells():
         check(cell.config)
+
+
+def anchored_study(study: Study) -> Study:
+    """Check the study, and return it as it works from anywhere: with absolute paths and the folder of own modules."""
+    study.check()
+    configs = {(cell.config.data, cell.config.method): cell.config for cell in study.cells()}
+    found = [anchored(config).code_dir for config in configs.values()]
+    return replace(
+        study,
+        datasets=tuple(map(absolute_name, study.datasets)),
+        settings=replace(
+            study.settings, data=absolute_name(study.settings.data), code_dir=next(filter(None, found), "")
+        ),
+    )
 
 
 def prepare(out: Path, cells: list[Cell]) -> list[Path]:

@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import replace
+from functools import cache
 from typing import Any, NamedTuple
 
 from fedncv.config import RunConfig
@@ -12,7 +13,7 @@ from fedncv.engine.protocol import Engine
 from fedncv.engine.sequential import one_thread
 from fedncv.study import Cell
 
-USUAL = 50_000  # assumed samples of a dataset that is not in the registry, such as a folder of pictures
+USUAL = 50_000  # assumed samples of a dataset that cannot be loaded here
 
 
 class Cost(NamedTuple):
@@ -25,19 +26,29 @@ class Cost(NamedTuple):
 
 def expected_samples(config: RunConfig) -> float:
     """Return rounds · clients drawn · epochs · mean training samples of a client, for uniform draws without dropout."""
-    samples = _num_samples(config.data) * (1 - config.test_share)
+    samples = _num_samples(config) * (1 - config.test_share)
     return config.rounds * config.per_round * config.epochs * samples / config.clients
 
 
 def measured_samples(config: RunConfig) -> float:
     """Return the samples trained on only to measure "after": every client once each time, not counted as work."""
     times = 1 + (max(0, config.rounds - 1) // config.after_every if config.after_every else 0)
-    return times * config.epochs * _num_samples(config.data) * (1 - config.test_share)
+    return times * config.epochs * _num_samples(config) * (1 - config.test_share)
 
 
-def _num_samples(data: str) -> int:
-    """Return the number of samples of a dataset; ``USUAL`` if it is not in the registry."""
-    return DATASETS[data].num_images if data in DATASETS else USUAL
+def _num_samples(config: RunConfig) -> int:
+    """Return the number of samples of a dataset; ``USUAL`` if it is neither listed nor can be loaded."""
+    if config.data in DATASETS:
+        return DATASETS[config.data].num_images
+    return _count(config.data, config.data_dir)
+
+
+@cache
+def _count(data: str, data_dir: str) -> int:
+    try:
+        return len(load(data, data_dir or None).y)
+    except (ValueError, OSError):
+        return USUAL
 
 
 def calibrate(configs: list[RunConfig]) -> Cost:
@@ -46,7 +57,7 @@ def calibrate(configs: list[RunConfig]) -> Cost:
     Time grows with the samples trained, including those for "after"; other measurements come on top.
     """
     problems = [build(config) for config in configs]
-    problems = [problem._replace(dataset=problems[0].dataset) for problem in problems]
+    problems = [problem.sharing(problems[0]) for problem in problems]
     engine = engine_for(problems)
     try:
         with one_thread():
