@@ -13,6 +13,7 @@ from dataclasses import is_dataclass
 from fedncv import spec
 from fedncv.catalogue import INDEX, About, Knob
 from fedncv.methods import METHODS, SWITCHES
+from fedncv.methods.fedavg import fedavg
 
 
 def knobs(config):
@@ -69,13 +70,15 @@ def about(name, entry):
         knobs=tuple(knobs(entry.config)),
         reveals=dict(method.reveals),
         buffers=buffers(method.buffers),
+        needs_sgd=method.needs_sgd,
         formula=formula(entry.make),
     )
 
 
 def about_switch(name, switch):
     found = tuple(knobs(switch.config))
-    return About(name, "", switch.summary, "", "", found, {}, "", formula(switch.apply))
+    needs_sgd = switch.apply(fedavg(), switch.config()).needs_sgd
+    return About(name, "", switch.summary, "", "", found, {}, "", needs_sgd, formula(switch.apply))
 
 
 def index():

@@ -95,6 +95,8 @@ def generated(name, costs):
     reveals = [(f"`{field}`", what) for field, what in entry.reveals.items()]
     parts.append(table(("field", "content"), reveals) + f"\n\n{NEEDS[entry.form]}" if reveals else "Nothing.")
     parts.append(f"BatchNorm's running statistics are {entry.buffers}.")
+    only = f"only `sgd`: {entry.needs_sgd}" if entry.needs_sgd else "any"
+    parts.append(f"[Local optimizer](../optimizers.md): {only}.")
     parts += ["## Cost", cost_table(costs[name], costs["fedavg"])]
     parts.append("[equal_work.md](equal_work.md) describes how these numbers were counted.")
     parts += ["## Logged numbers", "Those in [README.md](README.md#logged-numbers)."]
@@ -103,8 +105,11 @@ def generated(name, costs):
 
 
 def index():
-    rows = [(f"[{name}]({name}.md)", e.summary, e.form, e.reference) for name, e in catalogue.methods().items()]
-    header = ("method", "meaning", "server needs", "reference")
+    rows = [
+        (f"[{name}]({name}.md)", e.summary, e.form, "sgd" if e.needs_sgd else "any", e.reference)
+        for name, e in catalogue.methods().items()
+    ]
+    header = ("method", "meaning", "server needs", "[optimizer](../optimizers.md)", "reference")
     parts = ["# Methods", table(header, rows), "## Side by side", side_by_side(), MARKER]
     return "\n\n".join(parts) + "\n"
 

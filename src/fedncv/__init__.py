@@ -15,11 +15,13 @@ if TYPE_CHECKING:
     from fedncv import data as data
     from fedncv import estimators as estimators
     from fedncv import methods as methods
+    from fedncv import optimizers as optimizers
     from fedncv import tensorboard as tensorboard
     from fedncv.config import RunConfig
     from fedncv.data import Dataset
     from fedncv.methods import METHODS, find_method
     from fedncv.methods.base import Method
+    from fedncv.optimizers import Optimizer
     from fedncv.simulation import Result, resume, simulate, simulate_many
     from fedncv.tasks import Task
 
@@ -27,6 +29,7 @@ __all__ = [
     "METHODS",
     "Dataset",
     "Method",
+    "Optimizer",
     "Result",
     "RunConfig",
     "Task",
@@ -40,6 +43,7 @@ MODULES = {
     "METHODS": "fedncv.methods",
     "Dataset": "fedncv.data",
     "Method": "fedncv.methods.base",
+    "Optimizer": "fedncv.optimizers",
     "Result": "fedncv.simulation",
     "RunConfig": "fedncv.config",
     "Task": "fedncv.tasks",
@@ -49,7 +53,13 @@ MODULES = {
     "simulate_many": "fedncv.simulation",
 }
 """Public name -> the module that defines it. No module of the package may have one of these names."""
-SUBMODULES = ("data", "estimators", "methods", "tensorboard")  # for `fedncv.data.from_arrays` after `import fedncv`
+SUBMODULES = (
+    "data",
+    "estimators",
+    "methods",
+    "optimizers",
+    "tensorboard",
+)  # for `fedncv.data.from_arrays` after `import fedncv`
 
 
 def __getattr__(name: str) -> Any:

@@ -30,6 +30,7 @@ class About(NamedTuple):
     knobs: tuple[Knob, ...]
     reveals: dict[str, str]  # field of the upload -> what the server learns from it
     buffers: str  # how BatchNorm's running statistics are treated
+    needs_sgd: str  # why clients must train with SGD; empty: any optimizer is correct
     formula: str  # the docstring of its file: formula, reference, departures
 
 

@@ -14,6 +14,7 @@ from fedncv.schedule import lr_factor
 from fedncv.spec import nearest
 
 CUSTOM = "custom"  # in a config: an object that was passed from Python, without a name in older runs
+OBJECTS = ("method", "data", "model", "task", "optimizer")  # settings that can be objects
 _OWN = re.compile(r"custom:(.+)#([0-9a-f]{6})", re.DOTALL)
 
 Kind = Literal["protocol", "machine", "measurement", "own", "samples", "paper"]
@@ -142,10 +143,13 @@ class Settings:
     """Local learning rate, above 0."""
     schedule: str = setting("constant", "protocol", "own")
     """Learning rate over rounds: constant, exponential:decay=0.985, cosine:floor=0, step:every=30,factor=0.1."""
+    optimizer: str = setting("sgd", "protocol")
+    """Local optimizer: sgd, adamw, adam, rmsprop, adagrad, with optional knobs (adamw:beta1=0.9,beta2=0.999), or
+    package.module:function. Its state begins anew every round (docs/optimizers.md)."""
     momentum: float = setting(0.0, "protocol")
-    """Momentum of the local SGD, at least 0 and below 1; reset to zero every round."""
+    """Momentum of sgd, at least 0 and below 1; reset to zero every round."""
     weight_decay: float = setting(0.0, "protocol")
-    """Weight decay of the local SGD, at least 0."""
+    """Weight decay of the local optimizer, at least 0: added to the gradient, or decoupled with adamw."""
     buffers: Literal["averaged", "personal"] = setting("averaged", "protocol")
     """BatchNorm's running statistics: averaged with the model, or kept by each client."""
     eval_every: int = setting(10, "protocol")
@@ -222,7 +226,7 @@ class RunConfig(Settings):
                 f"per_round is {self.per_round}, but there are {self.clients} clients: "
                 f"draw at most {self.clients}, or raise clients"
             )
-        for name in ("method", "data", "model", "task"):
+        for name in OBJECTS:
             own = own_object(getattr(self, name))
             if own is not None and name not in custom:
                 called = f" ({own.short})" if own.fingerprint else ""

@@ -15,9 +15,10 @@ from fedncv.data import Dataset
 from fedncv.fingerprint import fingerprint
 from fedncv.imports import import_object
 from fedncv.methods.base import Method
+from fedncv.optimizers import Optimizer
 from fedncv.tasks import Task
 
-KINDS = {"method": Method, "data": Dataset, "model": None, "task": Task}
+KINDS = {"method": Method, "data": Dataset, "model": None, "task": Task, "optimizer": Optimizer}
 """Setting -> the type of its objects; None: a function that makes one (input shape, outputs -> module)."""
 
 
@@ -31,7 +32,7 @@ class Objects(NamedTuple):
 def named(given: dict[str, Any], *, name: str | None = None) -> Objects:
     """Return the texts and values of what was passed; ``name`` names the method.
 
-    A method, a dataset or a task may also be a function without arguments that returns one. Raise ValueError if a
+    A method, a dataset, a task or an optimizer may also be a function without arguments that returns one. Raise ValueError if a
     value has the wrong type, or if ``name`` is given for a method that has a name.
     """
     texts, values = {}, {}

@@ -15,6 +15,7 @@ from fedncv.export import export
 from fedncv.flat import Factory
 from fedncv.methods.base import Method
 from fedncv.objects import named
+from fedncv.optimizers import Optimizer
 from fedncv.runner import LiveRun, Row, open_run, train
 from fedncv.tasks import Task
 
@@ -61,6 +62,7 @@ def simulate(
     data: str | Dataset | Callable[[], Dataset] | None = None,
     model: str | Factory | None = None,
     task: str | Task | Callable[[], Task] | None = None,
+    optimizer: str | Optimizer | Callable[[], Optimizer] | None = None,
     name: str | None = None,
     out: str | Path | None = None,
     overwrite: bool = False,
@@ -69,9 +71,9 @@ def simulate(
 ) -> Result:
     """Train one federation and return its ``Result``.
 
-    Method, data, model and task are names or objects; a function without arguments that returns the object is as good.
-    ``name`` names a method of your own in tables and curves; without it the function that made it does. All other
-    settings are fields of ``RunConfig``; those passed here replace the ones in ``config``. With ``out`` the run is
+    Method, data, model, task and optimizer are names or objects; a function without arguments that returns the object is
+    as good. ``name`` names a method of your own in tables and curves; without it the function that made it does. All
+    other settings are fields of ``RunConfig``; those passed here replace the ones in ``config``. With ``out`` the run is
     saved in that folder and can be resumed. ``on_round`` is called with the metrics of every round, for example to log
     them to TensorBoard, MLflow or W&B.
 
@@ -82,7 +84,8 @@ def simulate(
     >>> sorted(result.last)[:4]
     ['after', 'after_client_mean', 'after_clients', 'after_worst_decile']
     """
-    texts, objects = named({"method": method, "data": data, "model": model, "task": task}, name=name)
+    given = {"method": method, "data": data, "model": model, "task": task, "optimizer": optimizer}
+    texts, objects = named(given, name=name)
     config = from_dict(settings | texts, where="simulate", base=config)
     folder = None if out is None else Path(out)
     problem = build(config, **objects)
@@ -98,6 +101,7 @@ def simulate_many(
     data: str | Dataset | Callable[[], Dataset] | None = None,
     model: str | Factory | None = None,
     task: str | Task | Callable[[], Task] | None = None,
+    optimizer: str | Optimizer | Callable[[], Optimizer] | None = None,
     name: str | None = None,
     out: str | Path | None = None,
     overwrite: bool = False,
@@ -114,7 +118,8 @@ def simulate_many(
     >>> [result.problem.config.seed for result in results]
     [0, 1]
     """
-    texts, objects = named({"method": method, "data": data, "model": model, "task": task}, name=name)
+    given = {"method": method, "data": data, "model": model, "task": task, "optimizer": optimizer}
+    texts, objects = named(given, name=name)
     config = from_dict(settings | texts, where="simulate_many", base=config)
     seeds = list(seeds)
     if len(set(seeds)) < len(seeds):
@@ -143,6 +148,7 @@ def resume(
     data: Dataset | Callable[[], Dataset] | None = None,
     model: Factory | None = None,
     task: Task | Callable[[], Task] | None = None,
+    optimizer: Optimizer | Callable[[], Optimizer] | None = None,
     on_round: OnRound | None = None,
 ) -> Result:
     """Resume the run in ``folder`` from its latest checkpoint and return its ``Result``; a finished run stays as it is.
@@ -150,7 +156,7 @@ def resume(
     Pass the same custom objects as in the original call; those that can be imported are found without. Raise
     ValueError if an object is another one, if the folder is not a run, or if the run cannot be resumed.
     """
-    objects: dict[str, Any] = {"method": method, "data": data, "model": model, "task": task}
+    objects = {"method": method, "data": data, "model": model, "task": task, "optimizer": optimizer}
     return _trained(open_run(Path(folder), **objects), on_round)
 
 

@@ -27,7 +27,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from fedncv.config import RunConfig, differences, from_dict, named, own_object, write_toml
+from fedncv.config import OBJECTS, RunConfig, differences, from_dict, named, own_object, write_toml
 from fedncv.engine.problem import Problem, State, keeps, start
 from fedncv.methods import in_full
 from fedncv.results import CONFIG, LOCK, METRICS, MODEL, STATE, TIMING, is_run
@@ -273,7 +273,7 @@ def _check_config(folder: Path, header: dict[str, Any], problem: Problem) -> Non
     differing = differences(theirs, ours, but=named("machine", "measurement"))
     if begun == now:  # the same method, spelled differently
         differing.pop("method", None)
-    for name in ("method", "data", "model", "task"):  # own objects: compared with config.toml when they were passed
+    for name in OBJECTS:  # own objects: compared with config.toml when they were passed
         if own_object(getattr(theirs, name)) and own_object(getattr(ours, name)):
             differing.pop(name, None)
     if differing:

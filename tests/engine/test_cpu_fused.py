@@ -203,6 +203,13 @@ def study(method="fedavg", *, model=LeNet5, seed=0, **settings):
     )
 
 
+@needs_compiler
+def test_another_optimizer_agrees_too():
+    """With a large eps: divided by 1e-8, the rounding of a gradient that is zero would show."""
+    problem = study("fedavg", optimizer="adamw:eps=1e-3", momentum=0.0, lr=0.003)
+    close(run_round(fused(problem), start(problem))[0], run_round(problem, start(problem))[0], atol=1e-10)
+
+
 def has_compiled(problem):
     return any(isinstance(part, FusedConv) for part in problem.model._module.modules())
 

@@ -7,12 +7,13 @@ from federations import Tiny, everyone, quadratics, tiny, train
 from torch import nn
 from torch.testing import assert_close
 
-from fedncv.engine.local import lr_of, plan, total_step
+from fedncv.engine.local import lr_of, plan
 from fedncv.engine.local import train as train_client
 from fedncv.engine.problem import arrivals, start
 from fedncv.keys import key_for
 from fedncv.methods import find_method
 from fedncv.methods.base import Phase
+from fedncv.optimizers import total_step
 
 
 class NoDropout(Tiny):

@@ -72,6 +72,11 @@ def test_frozen_weights_stay_where_they_are_and_are_compared(by_hand, tools, con
             check_constants(problem, mark)
 
 
+def test_another_optimizer_has_the_sequential_engine_s_bits(by_hand, tools, config):
+    config = replace(config, method="fedavg", optimizer="adamw:beta2=0.9", weight_decay=0.1, lr=0.003)
+    assert tools.compare(by_hand(config)[0], tools.sequential(config)) == "equal"
+
+
 @pytest.mark.parametrize("buffers", ["averaged", "personal"])
 def test_running_statistics_travel_only_where_they_are_shared(buffers, by_hand, tools, config):
     config = replace(config, model="lenet5", buffers=buffers, rounds=2, test_share=0.5)

@@ -49,18 +49,23 @@ def about(method: About) -> list[str]:
     lines += [f"  {field}: {what}" for field, what in method.reveals.items()] or ["  nothing"]
     if method.form:
         lines += ["", f"the server needs: {FORMS[method.form]}"]
-    return [*lines, "", f"running statistics: {method.buffers}"]
+    return [*lines, "", f"running statistics: {method.buffers}", *_optimizer_lines(method)]
 
 
 def about_switch(switch: About) -> list[str]:
     """Return the description of one switch, line by line."""
     name = switch.name
-    return [f"+{name}: {switch.summary} (as in fedavg+{name})", "", switch.formula, *_knob_lines(switch)]
+    head = f"+{name}: {switch.summary} (as in fedavg+{name})"
+    return [head, "", switch.formula, *_knob_lines(switch), *_optimizer_lines(switch)]
 
 
 def _knob_lines(method: About) -> list[str]:
     lines = [f"  {knob.name} = {knob.default} ({knob.kind}): {knob.meaning}" for knob in method.knobs]
     return ["", "knobs:", *(lines or ["  none"])]
+
+
+def _optimizer_lines(method: About) -> list[str]:
+    return ["", f"local optimizer: only sgd: {method.needs_sgd}" if method.needs_sgd else "local optimizer: any"]
 
 
 def settings(method: About) -> str:

@@ -3,11 +3,13 @@
 import os
 from dataclasses import replace
 
-from fedncv.config import RunConfig
+from fedncv.config import OBJECTS, RunConfig, short_name
 from fedncv.data import PARTITIONS, STREAMS, absolute_name, check_name
 from fedncv.imports import code_folder, look_in
 from fedncv.methods import find_method
+from fedncv.methods.base import Method
 from fedncv.models import find_model
+from fedncv.optimizers import Optimizer, check_settings, find_optimizer
 from fedncv.spec import parse, split
 from fedncv.tasks import find_task
 
@@ -16,14 +18,19 @@ def check(config: RunConfig, *, custom: tuple[str, ...] = ()) -> None:
     """Raise ValueError with the offending value and the remedy. Fields in ``custom`` are objects, not names."""
     config.check(custom=custom)
     look_in(config.code_dir)
-    if "method" not in custom:
-        find_method(config.method)
+    method = None if "method" in custom else find_method(config.method)
     if "data" not in custom:
         check_name(config.data)
     if "model" not in custom:
         find_model(config.model)
     if "task" not in custom:
         find_task(config.task)
+    if "optimizer" in custom:
+        check_settings(config.momentum, config.weight_decay)
+    else:
+        optimizer = find_optimizer(config.optimizer, momentum=config.momentum, weight_decay=config.weight_decay)
+        if method is not None:
+            check_sgd(config, method, optimizer)
     parse(config.partition, PARTITIONS, what="partition")
     if config.stream:
         parse(config.stream, STREAMS, what="stream")
@@ -32,10 +39,17 @@ def check(config: RunConfig, *, custom: tuple[str, ...] = ()) -> None:
 def anchored(config: RunConfig, *, custom: tuple[str, ...] = ()) -> RunConfig:
     """Check the config, and return it as it works from anywhere: with absolute paths and the folder of own modules."""
     check(config, custom=custom)
-    names = {name: getattr(config, name) for name in ("data", "method", "model", "task") if name not in custom}
+    names = {name: getattr(config, name) for name in OBJECTS if name not in custom}
     texts = [split(text, r"\+(?!\d)")[0] for text in names.values()]  # of a chain, the method before its switches
     return replace(
         config,
         data=absolute_name(config.data) if "data" in names else config.data,
         code_dir=os.path.abspath(config.code_dir) if os.path.isdir(config.code_dir) else code_folder(texts),
     )
+
+
+def check_sgd(config: RunConfig, method: Method, optimizer: Optimizer) -> None:
+    """Raise ValueError if the method needs SGD and the optimizer is another one."""
+    if method.needs_sgd and optimizer.total_step is None:
+        name, given = short_name(config.method), short_name(config.optimizer)
+        raise ValueError(f"{name} needs optimizer=sgd, not {given}: {method.needs_sgd}")

@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 
 from fedncv.engine.problem import Arrival, Kept, Problem
+from fedncv.flat import Layout
 from fedncv.keys import Key, fold, key_for, permutation
 from fedncv.methods.base import Ask, Batch, Method, Phase, Work
+from fedncv.optimizers import Optimizer
 from fedncv.schedule import lr_factor
 from fedncv.tree import tree_map
 
@@ -48,16 +50,6 @@ def plan(method: Method, key: Key, num_samples: int, *, epochs: int, batch_size:
     return steps
 
 
-def total_step(num_steps: int, lr: float, momentum: float) -> float:
-    """Return the sum of the factors with which ``num_steps`` gradients enter x - y.
-
-    The k-th of K gradients enters with lr (1 + m + … + m^(K-k)) = lr (1 - m^(K-k+1)) / (1 - m).
-    """
-    if momentum == 0:
-        return num_steps * lr
-    return lr * (num_steps - momentum * (1 - momentum**num_steps) / (1 - momentum)) / (1 - momentum)
-
-
 def lr_of(problem: Problem, round: int) -> float:
     """Return the learning rate of a round; training measured after the last round uses that of the last round."""
     config = problem.config
@@ -90,12 +82,12 @@ def train(problem: Problem, round: int, arrival: Arrival, *, share: float = 1.0)
     opening = problem.ask(u, buffers_R, round)
     own = kept.own
     y_P, scratch = method.begin(opening, down, own)
-    velocity_P, phase_now = None, -1
+    state, phase_now = None, -1
     samples = gradients = forwards = 0
     losses = []
     for i, step in enumerate(steps):
         if step.phase != phase_now:
-            velocity_P, phase_now = None, step.phase
+            state, phase_now = problem.optimizer.init(y_P), step.phase
         phase = phases[step.phase]
         ask = Ask(
             model,
@@ -112,13 +104,13 @@ def train(problem: Problem, round: int, arrival: Arrival, *, share: float = 1.0)
         x = inputs.index_select(0, rows)
         batch = Batch(x, targets.index_select(0, rows), x.new_ones(len(x), dtype=problem.dtype), step.number)
         g_P, scratch = method.direction(ask, y_P, batch, down, own, scratch)
-        y_P, velocity_P = sgd(y_P, g_P, velocity_P, phase, ask, lr, config.momentum, config.weight_decay)
+        y_P, state = local_step(problem.optimizer, phase, model.layout, g_P, state, y_P, lr)
         buffers_R = ask.notes.buffers_R
         samples += len(x)
         gradients += ask.notes.num_gradients * len(x)
         forwards += ask.notes.num_forwards * len(x)
         losses.append(ask.notes.value)
-    mass = sum(total_step(k, lr, config.momentum) for k in trained)
+    mass = total_step_of(problem.optimizer, trained, lr)
     moved_by = sum(len(step.rows) for step in steps if phases[step.phase].trains)
     work = Work(sum(trained), moved_by, lr, mass)
     closing = problem.ask(u, buffers_R, round)
@@ -128,31 +120,25 @@ def train(problem: Problem, round: int, arrival: Arrival, *, share: float = 1.0)
     return Trained(y_P, buffers_R, up, kept, samples, gradients, forwards, torch.stack(losses).mean())
 
 
-def sgd(
-    y_P: Tensor,
-    g_P: Tensor,
-    velocity_P: Tensor | None,
-    phase: Phase,
-    ask: Ask,
-    lr: float | Tensor,
-    momentum: float,
-    weight_decay: float,
-) -> tuple[Tensor, Tensor | None]:
-    """v <- momentum v + (g + weight_decay y);  y <- y - lr v,  on the slices that the phase trains."""
+def total_step_of(optimizer: Optimizer, steps_F: list[int], lr: float) -> float:
+    """Return ``Work.total_step`` of these steps in each phase: NaN if the optimizer has none, never a wrong number."""
+    if optimizer.total_step is None:
+        return math.nan
+    return sum(optimizer.total_step(steps, lr) for steps in steps_F)
+
+
+def local_step(
+    optimizer: Optimizer, phase: Phase, layout: Layout, g_P: Tensor, state: Any, y_P: Tensor, lr: float | Tensor
+) -> tuple[Tensor, Any]:
+    """Return parameters and state after the optimizer's step, on the slices that the phase trains."""
     if not phase.trains:
-        return y_P, None
-    if weight_decay:
-        g_P = g_P + weight_decay * y_P
-    if momentum:
-        velocity_P = g_P if velocity_P is None else momentum * velocity_P + g_P
-        g_P = velocity_P
-    new_P = y_P - lr * g_P
-    if len(phase.trains) < 2:  # a frozen slice keeps its exact bits
-        trained = [name in phase.trains for name in ("body", "head")]
-        new_P = torch.cat(
-            [
-                (new_P if moves else y_P)[ask.layout.slice(name)]
-                for name, moves in zip(("body", "head"), trained, strict=True)
-            ]
-        )
-    return new_P, velocity_P
+        return y_P, state
+    if len(phase.trains) == 2:
+        return optimizer.update(g_P, state, y_P, lr)
+
+    def only(trained_P: Tensor, frozen_P: Tensor) -> Tensor:
+        parts = [(trained_P if name in phase.trains else frozen_P)[layout.slice(name)] for name in ("body", "head")]
+        return torch.cat(parts)
+
+    new_P, state = optimizer.update(only(g_P, torch.zeros_like(g_P)), state, y_P, lr)
+    return only(new_P, y_P), state  # a frozen slice keeps its exact bits

@@ -10,7 +10,7 @@ from torch import Tensor
 from fedncv.config import RunConfig, short_name
 from fedncv.data import STREAMS, Clients, Dataset, Stream, check_samples, divide, load, split, standardised
 from fedncv.engine import sampling
-from fedncv.engine.check import check
+from fedncv.engine.check import check, check_sgd
 from fedncv.engine.keeping import room
 from fedncv.flat import Factory, Model
 from fedncv.keys import key_for
@@ -18,6 +18,7 @@ from fedncv.methods import find_method
 from fedncv.methods.base import Ask, BufferRule, Client, Federation, Method, for_all
 from fedncv.methods.base import check as check_method
 from fedncv.models import find_model
+from fedncv.optimizers import Optimizer, find_optimizer, try_optimizer
 from fedncv.rows import AnyRows, rows_for
 from fedncv.spec import parse
 from fedncv.tasks import Task, find_task
@@ -33,6 +34,7 @@ class Problem(NamedTuple):
     model: Model
     task: Task
     method: Method
+    optimizer: Optimizer
     federation: Federation
     rates_N: sampling.Probabilities  # reachability of each client, if sampling needs it
     inclusion_N: sampling.Probabilities  # probability of being drawn for a round
@@ -144,9 +146,10 @@ def build(
     model: Factory | None = None,
     method: Method | None = None,
     task: Task | None = None,
+    optimizer: Optimizer | None = None,
 ) -> Problem:
     """Build the problem of ``config``; given objects replace the named ones."""
-    given = {"data": data, "model": model, "method": method, "task": task}
+    given = {"data": data, "model": model, "method": method, "task": task, "optimizer": optimizer}
     check(config, custom=tuple(name for name, value in given.items() if value is not None))
     device = find_device(config.device)
     dataset = data or load(config.data, config.data_dir or None)
@@ -176,6 +179,11 @@ def build(
     stream = None
     method = method or find_method(config.method)
     check_method(method)
+    optimizer = optimizer or find_optimizer(
+        config.optimizer, momentum=config.momentum, weight_decay=config.weight_decay
+    )
+    check_sgd(config, method, optimizer)
+    try_optimizer(short_name(config.optimizer), optimizer, made.start_P)
     if config.stream:
         if method.fixed_sizes:
             raise ValueError(
@@ -190,6 +198,7 @@ def build(
         made,
         task,
         method,
+        optimizer,
         federation,
         rates_N,
         _inclusion(config, sizes, rates_N),

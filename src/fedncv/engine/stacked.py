@@ -20,7 +20,7 @@ from fedncv.engine import orders, sampling
 from fedncv.engine.asking import Asks, vmap_asking
 from fedncv.engine.fused import HAVE_KERNELS, fuse, fused_task
 from fedncv.engine.keeping import Keeper
-from fedncv.engine.local import Trained, lr_of, total_step
+from fedncv.engine.local import Trained, lr_of, total_step_of
 from fedncv.engine.loops import Loops, with_loops
 from fedncv.engine.masked import masked, padding_changes
 from fedncv.engine.orders import Counts, Ints, Plan
@@ -231,9 +231,7 @@ class StackedEngine:
             return self.method.begin(ask_of(b_R), down, own)
 
         y_KP, scratch = vmap_asking(begin, ask, down, own, buffers_KR)
-        width = y_KP.shape[1] if config.momentum else 0
-        moving = Moving(y_KP, y_KP.new_zeros(len(who), width), buffers_KR, scratch, y_KP.new_zeros(len(who)))
-        moving = tree_map(lambda leaf: leaf.clone(memory_format=torch.contiguous_format), moving)
+        moving = _own_memory(Moving(y_KP, (), buffers_KR, scratch, y_KP.new_zeros(len(who))))
         fixed = Fixed(down, own, ask.client, y_KP.new_tensor(self._lrs(plan, who)))
         # before training: a copy to a busy device waits for it
         work = self._work(plan, who, fixed.lr)
@@ -250,6 +248,8 @@ class StackedEngine:
             )  # fmt: skip
             index_TBK = self.resident.train.samples(place.index_TBK, arrived.rows[who][order])
             table = place._replace(index_TBK=index_TBK)
+            fresh = _own_memory(torch.vmap(self.problems[0].optimizer.init)(moving.y_P))
+            moving = moving._replace(state=fresh)
             stage.run_phase(phase, order, steps[order], table, moving, fixed, round=plan.round)
         self.computed += stage.computed - computed
         self.used += int(plan.counts.samples_KF[who].sum())
@@ -265,7 +265,7 @@ class StackedEngine:
         config = self.config
         trained_KF = plan.counts.trained_KF(self.method, config.epochs)[who]
         mass = [
-            sum(total_step(k, lr, config.momentum) for k in steps)
+            total_step_of(self.problems[0].optimizer, steps, lr)
             for steps, lr in zip(trained_KF.tolist(), self._lrs(plan, who), strict=True)
         ]
         samples_KF = np.where(trained_KF > 0, plan.counts.samples_KF[who], 0)
@@ -398,6 +398,11 @@ class StackedEngine:
 def fusible(problem: Problem) -> bool:
     """Return whether fused layers can run: they are for GPUs, where they are faster, and for float32."""
     return HAVE_KERNELS and problem.model.start_P.is_cuda and problem.dtype == torch.float32
+
+
+def _own_memory(tree: Any) -> Any:
+    """Return copies that can be written to."""
+    return tree_map(lambda leaf: leaf.clone(memory_format=torch.contiguous_format), tree)
 
 
 def _shares(drawn: Sequence[Draw]) -> list[float]:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedncv.engine.local import sgd
+from fedncv.engine.local import local_step
 from fedncv.engine.orders import Ints, Table
 from fedncv.engine.problem import Problem
 from fedncv.engine.resident import Resident
@@ -27,7 +27,7 @@ class Moving(NamedTuple):
     """Tensors that a step changes, one row per client."""
 
     y_P: Tensor
-    velocity_P: Tensor
+    state: Any  # of the optimizer
     buffers_R: Tensor
     scratch: Any
     loss: Tensor  # sum over the steps
@@ -101,7 +101,6 @@ class Stage:
         self._step.zero_()
         self._moving = _load(self._moving, moving, row_K, self.capacity)
         self._fixed = _load(self._fixed, fixed, row_K, self.capacity)
-        self._moving.velocity_P.zero_()
         self._keep_table(phase, table)
         done, active = 0, int((steps > 0).sum())
         while active:
@@ -187,15 +186,13 @@ class Stage:
             )
             batch = Batch(x_B, target_B, weight_B, number)
             g_P, scratch = method.direction(ask, moving.y_P, batch, fixed.down, fixed.own, moving.scratch)
-            velocity_P = moving.velocity_P if config.momentum else None
-            y_P, velocity_P = sgd(
-                moving.y_P, g_P, velocity_P, part, ask, fixed.lr, config.momentum, config.weight_decay
+            y_P, state = local_step(
+                problem.optimizer, part, self._model.layout, g_P, moving.state, moving.y_P, fixed.lr
             )
-            velocity_P = moving.velocity_P if velocity_P is None else velocity_P
             notes = ask.notes
             self.calls[phase] = Calls(notes.num_gradients, notes.num_forwards)
             self._round_matters[phase] = notes.saw_round
-            return Moving(y_P, velocity_P, notes.buffers_R, scratch, moving.loss + notes.value.to(moving.loss))
+            return Moving(y_P, state, notes.buffers_R, scratch, moving.loss + notes.value.to(moving.loss))
 
         first = tree_map(lambda leaf: leaf[:k], (self._moving, self._fixed))
         index_BK = index_TBK.index_select(0, self._step)[0, :, :k]

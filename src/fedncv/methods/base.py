@@ -5,7 +5,7 @@ leaves a client (``own``). No engine knows a method by name. One round:
 
     server   down_S  = broadcast(server, ids_S)
     client   y, scratch = begin(ask, down, own)
-             for every batch:  g, scratch = direction(ask, y, batch, down, own, scratch);  y <- SGD(y, g)
+             for every batch:  g, scratch = direction(ask, y, batch, down, own, scratch);  y <- optimizer(y, g)
              up, own = finish(ask, y, work, down, own, scratch)
     server   combined = combine(server, replies)               replies in the order of their ids
              server   = step(ask, server, combined)
@@ -77,7 +77,8 @@ class Work(NamedTuple):
     samples: int | Tensor  # of those steps
     lr: float | Tensor
     total_step: float | Tensor
-    """Sum of the factors with which the gradients entered x - y: steps * lr, more with momentum."""
+    """Sum of the factors with which the gradients entered x - y: steps * lr, more with momentum. NaN if the optimizer
+    is not SGD; a method that uses it sets ``needs_sgd``."""
 
 
 class Prediction(NamedTuple):
@@ -163,6 +164,9 @@ class Method(NamedTuple):
     """Batches keep their samples during a round; only their order changes. A memory per batch needs this."""
     fixed_sizes: bool = False
     """Its sums are correct only if clients' numbers of samples do not change, so streams are refused."""
+    needs_sgd: str = ""
+    """Reason why the clients must train with SGD, such as a division of x - y by ``Work.total_step``; empty: any
+    optimizer is correct."""
     switches: tuple[str, ...] = ()
     """Switches that it already contains; adding one again is refused."""
     hand_out: Callable[[Any, Tensor], Any] | None = None

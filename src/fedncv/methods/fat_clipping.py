@@ -78,4 +78,9 @@ def fat_clipping_round(config: RoundConfig = RoundConfig()) -> Method:
     def step(_ask: ServerAsk, server: Server, sums: Sums) -> Stepped:
         return moved_by(server, config.server_lr * sums.mean("clipped_P"))
 
-    return fedavg()._replace(finish=finish, step=step, reveals={"clipped_P": "the client's model update, clipped"})
+    return fedavg()._replace(
+        finish=finish,
+        step=step,
+        needs_sgd="it clips (x - y) / lr, the sum of the round's gradients only with SGD",
+        reveals={"clipped_P": "the client's model update, clipped"},
+    )

@@ -35,5 +35,6 @@ def fednova() -> Method:
     return fedavg()._replace(
         finish=finish,
         step=step,
+        needs_sgd="a_u is the sum of the weights of its gradients in x - y, which only SGD's steps have",
         reveals={"d_P": "the client's model update per local step", "a": "how many local steps it made"},
     )

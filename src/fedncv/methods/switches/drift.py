@@ -146,5 +146,6 @@ def with_drift(method: Method, config: Config = Config()) -> Method:
         combine=combine,
         step=step,
         reveals=revealing(method, total_step="the sum of its step lengths: learning rate times full batches"),
+        needs_sgd="drift divides x - y by the sum of the step lengths, which is a mean gradient only with SGD",
         switches=(*method.switches, "drift"),
     )

@@ -120,5 +120,6 @@ def with_drift_at_clients(method: Method, model: Callable[[Any], Tensor], alpha:
             dc_P="how its mean gradient changed; only the sum is needed",
             new="whether it takes part for the first time; only the sum is needed",
         ),
+        needs_sgd="drift divides x - y by the sum of the step lengths, which is a mean gradient only with SGD",
         switches=(*method.switches, "drift"),
     )

@@ -33,4 +33,10 @@ def with_even_samples(method: Method, _config: Config = Config()) -> Method:
         share = work.samples / (work.steps * ask.client.full_batch)  # mean length of a step
         return method.finish(ask, y_P, work._replace(total_step=work.total_step * share), down, own, scratch)
 
-    return method._replace(direction=direction, finish=finish, switches=(*method.switches, "even"))
+    return method._replace(
+        direction=direction,
+        finish=finish,
+        needs_sgd=method.needs_sgd
+        or "even shortens a step by scaling its gradient, and only SGD's steps are proportional to the gradient",
+        switches=(*method.switches, "even"),
+    )
