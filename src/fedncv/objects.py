@@ -32,8 +32,8 @@ class Objects(NamedTuple):
 def named(given: dict[str, Any], *, name: str | None = None) -> Objects:
     """Return the texts and values of what was passed; ``name`` names the method.
 
-    A method, a dataset, a task or an optimizer may also be a function without arguments that returns one. Raise ValueError if a
-    value has the wrong type, or if ``name`` is given for a method that has a name.
+    A method, dataset, task or optimizer may also be a function without arguments that returns one. Raise ValueError if
+    a value has the wrong type, or if ``name`` is given for a method that has a name.
     """
     texts, values = {}, {}
     for kind, thing in given.items():

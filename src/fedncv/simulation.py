@@ -71,11 +71,11 @@ def simulate(
 ) -> Result:
     """Train one federation and return its ``Result``.
 
-    Method, data, model, task and optimizer are names or objects; a function without arguments that returns the object is
-    as good. ``name`` names a method of your own in tables and curves; without it the function that made it does. All
-    other settings are fields of ``RunConfig``; those passed here replace the ones in ``config``. With ``out`` the run is
-    saved in that folder and can be resumed. ``on_round`` is called with the metrics of every round, for example to log
-    them to TensorBoard, MLflow or W&B.
+    Method, data, model, task and optimizer are names or objects; a function without arguments that returns the object
+    is as good. ``name`` names a method of your own in tables and curves; without it the function that made it does. All
+    other settings are fields of ``RunConfig``; those passed here replace the ones in ``config``. With ``out`` the run
+    is saved in that folder and can be resumed. ``on_round`` is called with the metrics of every round, for example to
+    log them to TensorBoard, MLflow or W&B.
 
     Raise ValueError if a setting is wrong, or if ``out`` already holds a run and ``overwrite`` is False. Raise
     DivergedError, an ArithmeticError, if training diverges.
@@ -156,7 +156,7 @@ def resume(
     Pass the same custom objects as in the original call; those that can be imported are found without. Raise
     ValueError if an object is another one, if the folder is not a run, or if the run cannot be resumed.
     """
-    objects = {"method": method, "data": data, "model": model, "task": task, "optimizer": optimizer}
+    objects: dict[str, Any] = {"method": method, "data": data, "model": model, "task": task, "optimizer": optimizer}
     return _trained(open_run(Path(folder), **objects), on_round)
 
 
