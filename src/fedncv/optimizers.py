@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedncv.imports import import_object
+from fedncv.imports import make_own, own
 from fedncv.spec import nearest, parse
 from fedncv.tree import leaves
 
@@ -169,8 +169,8 @@ MOMENTUM = {"adamw": "beta1 is its momentum", "adam": "beta1 is its momentum", "
 def find_optimizer(text: str, *, momentum: float = 0.0, weight_decay: float = 0.0) -> Optimizer:
     """Return the optimizer that ``name``, ``name:knob=value,…`` or ``package.module:function`` names.
 
-    The function takes no arguments and returns an ``Optimizer``. ``momentum`` and ``weight_decay`` are the settings of
-    the run; raise ValueError if the optimizer does not use one that is not 0.
+    The function returns an ``Optimizer``; its keyword-only parameters are knobs. ``momentum`` and ``weight_decay`` are
+    the settings of the run; raise ValueError if the optimizer does not use one that is not 0.
     """
     name = text.partition(":")[0]
     if name in OPTIMIZERS and name != SGD and momentum:
@@ -186,10 +186,12 @@ def find_optimizer(text: str, *, momentum: float = 0.0, weight_decay: float = 0.
             return OPTIMIZERS[name](weight_decay, **knobs)
         except ValueError as error:
             raise ValueError(f"optimizer {text!r}: {error}") from None
-    if ":" not in text or "=" in text:
+    found = own(text)
+    if found is None:
         raise ValueError(nearest(name, OPTIMIZERS, what="optimizer") + "; or name your own as package.module:function")
     check_settings(momentum, weight_decay)
-    return _made(text, import_object(text, what="optimizer"))
+    made: Optimizer = make_own(found, Optimizer, what="optimizer")
+    return made
 
 
 def check_settings(momentum: float, weight_decay: float) -> None:
@@ -197,16 +199,6 @@ def check_settings(momentum: float, weight_decay: float) -> None:
     for name, value in (("momentum", momentum), ("weight_decay", weight_decay)):
         if value:
             raise ValueError(f"{name} is {value}, but an optimizer of your own has its own; leave {name} at 0")
-
-
-def _made(name: str, found: Any) -> Optimizer:
-    made = found() if callable(found) and not isinstance(found, Optimizer) else found
-    if not isinstance(made, Optimizer):
-        raise ValueError(
-            f"optimizer {name!r} gives {type(made).__name__}; a fedncv.Optimizer is wanted, or a function without "
-            "arguments that returns one"
-        )
-    return made
 
 
 def try_optimizer(name: str, optimizer: Optimizer, start_P: Tensor) -> None:
