@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin
 
 from fedncv.probe import find_probe
 from fedncv.schedule import lr_factor
-from fedncv.spec import nearest
+from fedncv.spec import nearest, without_module
 
 CUSTOM = "custom"  # in a config: an object that was passed from Python, without a name in older runs
 OBJECTS = ("method", "data", "model", "task", "optimizer")  # settings that can be objects
@@ -77,10 +77,13 @@ def short_names(texts: Iterable[str]) -> dict[str, str]:
     {'fedavg': 'fedavg', 'custom:clipped#3f2a91': 'clipped'}
     >>> list(short_names(["custom:clipped#3f2a91", "custom:clipped#b70c12"]).values())
     ['clipped #3f2a91', 'clipped #b70c12']
+    >>> short_names(["my.module:mine:mu=1+prior", "table:path=/home/me/ill.csv,y=outcome"]).values()
+    dict_values(['mine:mu=1+prior', 'ill.csv, y outcome'])
     """
     found = {text: own_object(text) for text in texts}
-    short = {text: own.short if own else text for text, own in found.items()}
+    short = {text: own.short if own else without_module(text) for text, own in found.items()}
     count = Counter(short.values())
+    short = {text: name if found[text] or count[name] == 1 else text for text, name in short.items()}
     return {
         text: f"{short[text]} #{own.fingerprint}" if own and own.fingerprint and count[short[text]] > 1 else short[text]
         for text, own in found.items()

@@ -71,7 +71,7 @@ def make_own(text: Own, kind: type, *, what: str) -> Any:
                 raise ValueError(f"{what} {text.name!r}: {error}") from error
             raise ValueError(f"{what} {text.name!r} failed: {_where(error)}") from error
     if not isinstance(result, kind):
-        raise ValueError(f"{what} {text.name!r} {verb} a {type(result).__name__}, not a fedncv.{kind.__name__}")
+        raise ValueError(f"{what} {text.name!r} {verb} {type(result).__name__}, not a fedncv.{kind.__name__}")
     return result
 
 
@@ -84,10 +84,15 @@ def look_in(folder: str) -> None:
 
 
 def code_folder(names: Iterable[str]) -> str:
-    """Return the current folder if one of the user's own objects is from a module in it; otherwise empty."""
-    here = os.getcwd()
-    tops = {found.name.partition(":")[0].partition(".")[0] for found in map(own, names) if found}
-    return here if any(_folder_of(sys.modules.get(top)) == here for top in tops) else ""
+    """Return the folder of the modules of the user's own objects, the current one if several; empty if installed."""
+    tops = [found.name.partition(":")[0].partition(".")[0] for found in map(own, names) if found]
+    folders = [_folder_of(sys.modules.get(top)) for top in tops if top != __package__]
+    theirs = [folder for folder in folders if folder and not _is_installed(folder)]
+    return os.getcwd() if os.getcwd() in theirs else next(iter(theirs), "")
+
+
+def _is_installed(folder: str) -> bool:
+    return folder.startswith((sys.prefix + os.sep, sys.base_prefix + os.sep)) or "site-packages" in Path(folder).parts
 
 
 def import_object(name: str, *, what: str):  # type: ignore[no-untyped-def]  # whatever the user's module holds
@@ -109,11 +114,18 @@ def import_object(name: str, *, what: str):  # type: ignore[no-untyped-def]  # w
             raise
         raise ValueError(f"{where} cannot be imported: {_where(error)}") from error
     if not hasattr(loaded, attribute):
-        public = [each for each in vars(loaded) if not each.startswith("_")]
+        public = [each for each, value in vars(loaded).items() if not each.startswith("_") and _is_of(value, loaded)]
         close = difflib.get_close_matches(attribute, public, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else f" (it has {', '.join(public) or 'nothing'})"
         raise ValueError(f"{where}: {loaded.__file__ or module} has no {attribute!r}{hint}")
     return getattr(loaded, attribute)
+
+
+def _is_of(value: Any, module: ModuleType) -> bool:
+    """Return whether a module holds the value itself, and has not imported it."""
+    if isinstance(value, ModuleType):
+        return False
+    return not callable(value) or getattr(value, "__module__", None) == module.__name__
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from fedncv.config import Own, RunConfig, own_object
 from fedncv.data import Dataset
 from fedncv.fingerprint import fingerprint
-from fedncv.imports import import_object
+from fedncv.imports import import_object, look_in
 from fedncv.methods.base import Method
 from fedncv.optimizers import Optimizer
 from fedncv.tasks import Task
@@ -77,6 +77,7 @@ def again(folder: Path, config: RunConfig, given: dict[str, Any]) -> dict[str, A
     Raise ValueError if one differs from the object that the run was started with.
     """
     values = {}
+    look_in(config.code_dir)
     for kind in KINDS:
         text, thing = getattr(config, kind), given.get(kind)
         own = own_object(text)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedncv.config import CUSTOM, RunConfig, from_dict
 from fedncv.data import Dataset, load
+from fedncv.engine.check import anchored
 from fedncv.engine.problem import Problem, State, build, start
 from fedncv.export import export
 from fedncv.flat import Factory
@@ -86,7 +87,7 @@ def simulate(
     """
     given = {"method": method, "data": data, "model": model, "task": task, "optimizer": optimizer}
     texts, objects = named(given, name=name)
-    config = from_dict(settings | texts, where="simulate", base=config)
+    config = anchored(from_dict(settings | texts, where="simulate", base=config), custom=tuple(objects))
     folder = None if out is None else Path(out)
     problem = build(config, **objects)
     _create(folder, config, overwrite=overwrite)
@@ -120,7 +121,7 @@ def simulate_many(
     """
     given = {"method": method, "data": data, "model": model, "task": task, "optimizer": optimizer}
     texts, objects = named(given, name=name)
-    config = from_dict(settings | texts, where="simulate_many", base=config)
+    config = anchored(from_dict(settings | texts, where="simulate_many", base=config), custom=tuple(objects))
     seeds = list(seeds)
     if len(set(seeds)) < len(seeds):
         raise ValueError(f"seeds {seeds} name one twice; give every seed once")

@@ -109,9 +109,7 @@ def _unquoted(value: str, where: str) -> str:
     if not value.startswith('"'):
         return value
     if not QUOTED.fullmatch("=" + value, 1):
-        raise ValueError(
-            f"{where}={value} has a quote that does not close at the end; write {quoted(value.strip(chr(34)))}"
-        )
+        raise ValueError(f'{where}: the value begins with a quote and must end with one; inside, write \\" for a quote')
     return re.sub(r"\\(.)", r"\1", value[1:-1], flags=re.DOTALL)
 
 
@@ -197,6 +195,14 @@ def _short_part(text: str) -> str:
     return ", ".join([name, *(f"{key} {value}".strip() for key, value in given.items())])
 
 
+def without_module(text: str) -> str:
+    """Return ``package.module:name:knob=value`` without the module, files by ``short_name``, other texts unchanged."""
+    first = split(text, r"\+(?=[a-z])")[0]
+    if OWN.fullmatch(first):
+        return text.partition(":")[2]
+    return short_name(text) if re.match(r"\w+:(.*,)?path=", text) else text
+
+
 def kind_of(kind: Any) -> str:
     """Return the type of a knob in words.
 
@@ -213,6 +219,8 @@ def kind_of(kind: Any) -> str:
 
 def _convert(value: str, kind: Any, where: str) -> Any:
     choices = get_args(kind)
+    if Path in (kind, *choices) and not value:
+        raise ValueError(f"{where} is empty; give a path")
     if get_origin(kind) is not Literal and choices:  # float | Literal["learned"]
         words = [word for each in choices if get_origin(each) is Literal for word in get_args(each)]
         plain = next(each for each in choices if get_origin(each) is not Literal)
@@ -228,8 +236,6 @@ def _convert(value: str, kind: Any, where: str) -> Any:
         if value not in ("true", "false"):
             raise ValueError(f"{where} must be true or false, not {value!r}")
         return value == "true"
-    if kind is Path and not value:
-        raise ValueError(f"{where} is empty; give a path")
     try:
         return kind(value)
     except (TypeError, ValueError):

@@ -48,7 +48,7 @@ def _read(folder: Path, files: tuple[str, ...]) -> Iterator[Raw]:
 def present(folder: Path, name: str) -> Path:
     """Return the file, or the same file already decompressed."""
     path = folder / name
-    return path if path.exists() else path.with_suffix("")
+    return path if path.exists() or path.suffix != ".gz" else path.with_suffix("")
 
 
 def read_images(path: Path) -> Iterator[Images]:

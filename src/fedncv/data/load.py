@@ -62,8 +62,7 @@ def _named(name: str) -> tuple[Entry | Own | Callable[..., Dataset], dict[str, A
     if theirs and kind not in DATASETS and kind not in FORMS:
         return theirs, own_values(theirs, what="dataset")[1]
     if kind not in DATASETS and kind not in FORMS:
-        forms = [f"{form}:path=..." for form in FORMS]
-        raise ValueError(spec.nearest(kind, [*DATASETS, *forms, "package.module:function"], what="dataset"))
+        raise ValueError(spec.nearest(kind, [*DATASETS, *FORMS, "package.module:function"], what="dataset"))
     entries = {each: entry.make or _no_knobs for each, entry in DATASETS.items()}
     _, knobs = spec.parse(name, {**FORMS, **entries}, what="dataset")
     return DATASETS.get(kind) or FORMS[kind], knobs

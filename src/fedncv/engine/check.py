@@ -3,7 +3,7 @@
 import os
 from dataclasses import replace
 
-from fedncv.config import OBJECTS, RunConfig, short_name
+from fedncv.config import OBJECTS, RunConfig, own_object, short_name
 from fedncv.data import PARTITIONS, STREAMS, absolute_name, check_name
 from fedncv.imports import code_folder, look_in
 from fedncv.methods import find_method
@@ -39,11 +39,14 @@ def check(config: RunConfig, *, custom: tuple[str, ...] = ()) -> None:
 def anchored(config: RunConfig, *, custom: tuple[str, ...] = ()) -> RunConfig:
     """Check the config, and return it as it works from anywhere: with absolute paths and the folder of own modules."""
     check(config, custom=custom)
-    names = {name: getattr(config, name) for name in OBJECTS if name not in custom}
-    texts = [split(text, r"\+(?!\d)")[0] for text in names.values()]  # of a chain, the method before its switches
+    texts = []
+    for name in OBJECTS:
+        given = own_object(getattr(config, name))
+        # of a chain, the method before its switches
+        texts.append(given.name if given else split(getattr(config, name), r"\+(?!\d)")[0])
     return replace(
         config,
-        data=absolute_name(config.data) if "data" in names else config.data,
+        data=config.data if "data" in custom else absolute_name(config.data),
         code_dir=os.path.abspath(config.code_dir) if os.path.isdir(config.code_dir) else code_folder(texts),
     )
 
