@@ -19,7 +19,7 @@ LAYERS = [
     ("config", "functional", "estimators"),
     ("flat",),
     ("results", "study", "recipes"),
-    ("data", "figures", "models", "optimizers", "tasks", "theory"),
+    ("data", "figures", "metrics", "models", "optimizers", "tasks", "theory"),
     ("methods",),
     ("objects",),
     ("engine",),

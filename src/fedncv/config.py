@@ -161,6 +161,8 @@ class Settings:
         0, "protocol", simulation_only="scores stay at the clients, which score the received model (--eval-every)"
     )
     """Score all clients after local training every so many rounds, and at the end; 0: only at the end."""
+    metrics: tuple[str, ...] = setting((), "measurement")
+    """Metrics beside the score, whenever that is measured: --metrics f1_macro auroc ece (docs/metrics.md)."""
     probe: str = setting("", "measurement", simulation_only="gradients of single samples stay at the clients")
     """Measure the variance of the gradients: every=10 for every 10 rounds; empty: never (docs/variance.md)."""
     checkpoint_every: int = setting(
@@ -254,7 +256,7 @@ def named(*kinds: Kind) -> tuple[str, ...]:
     """Return the names of the settings that have any of these kinds, in the order of declaration.
 
     >>> named("measurement")
-    ('probe',)
+    ('metrics', 'probe')
     """
     return tuple(f.name for f in fields(RunConfig) if set(kinds) & set(f.metadata["kinds"]))
 
@@ -276,6 +278,10 @@ def _check_type(name: str, value: Any, kind: Any) -> None:
         if value not in get_args(kind):
             raise ValueError(f"{name} must be one of {', '.join(get_args(kind))}, not {value!r}")
         return
+    if get_origin(kind) is tuple:
+        if not isinstance(value, list | tuple) or not all(isinstance(each, str) for each in value):
+            raise ValueError(f"{name} must be a list of names, not {value!r}")
+        return
     allowed = (int, float) if kind is float else (kind,)
     if isinstance(value, bool) or not isinstance(value, allowed):
         raise ValueError(f"{name} must be {kind.__name__}, not {value!r}")
@@ -296,6 +302,8 @@ def from_dict(values: dict[str, Any], *, where: str, base: RunConfig | None = No
             _check_type(f"{where}: {f.name}", values[f.name], f.type)
             if f.type is float:
                 values[f.name] = float(values[f.name])
+            if get_origin(f.type) is tuple:
+                values[f.name] = tuple(values[f.name])
     return replace(base or RunConfig(), **values)
 
 
@@ -312,7 +320,9 @@ def write_toml(config: RunConfig) -> str:
     return "".join(f"{name} = {_toml(value)}\n" for name, value in asdict(config).items())
 
 
-def _toml(value: str | int | float) -> str:
+def _toml(value: str | int | float | tuple[str, ...]) -> str:
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_toml, value))}]"
     if isinstance(value, str):
         escaped = value.replace("\\", "\\\\").replace('"', '\\"')
         return '"' + "".join(c if c.isprintable() else f"\\U{ord(c):08X}" for c in escaped) + '"'

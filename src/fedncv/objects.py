@@ -7,6 +7,7 @@ can be imported, so that every command finds it again. The fingerprint tells dif
 import contextlib
 import functools
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from fedncv.data import Dataset
 from fedncv.fingerprint import fingerprint
 from fedncv.imports import import_object, look_in
 from fedncv.methods.base import Method
+from fedncv.metrics import Function
 from fedncv.optimizers import Optimizer
 from fedncv.tasks import Task
 
@@ -76,8 +78,8 @@ def again(folder: Path, config: RunConfig, given: dict[str, Any]) -> dict[str, A
 
     Raise ValueError if one differs from the object that the run was started with.
     """
-    values = {}
     look_in(config.code_dir)
+    values: dict[str, Any] = {"metrics": metrics_again(config, given.get("metrics"))}
     for kind in KINDS:
         text, thing = getattr(config, kind), given.get(kind)
         own = own_object(text)
@@ -99,6 +101,36 @@ def again(folder: Path, config: RunConfig, given: dict[str, Any]) -> dict[str, A
                 f'grew), write {kind} = "{own._replace(fingerprint=found)}" into its config.toml'
             )
     return values
+
+
+def named_metrics(given: str | Function | Iterable[str | Function]) -> tuple[tuple[str, ...], dict[str, Function]]:
+    """Return the texts of metrics for the config, and text -> function of those that are functions."""
+    texts, functions = [], {}
+    for each in [given] if isinstance(given, str) or callable(given) else given:
+        if not isinstance(each, str) and not callable(each):
+            raise ValueError(f"metrics are names and functions of (outputs, targets), not {_said(each)}")
+        text = each if isinstance(each, str) else str(Own(_name("metric", each), fingerprint(each)))
+        texts.append(text)
+        if not isinstance(each, str):
+            functions[text] = each
+    return tuple(texts), functions
+
+
+def metrics_again(config: RunConfig, given: Iterable[Any] | None) -> dict[str, Function]:
+    """Return text -> function of the config's own metrics: those given, by name, and those that can be imported."""
+    known = {_short("metric", each): each for each in given or () if callable(each)}
+    functions = {}
+    for text in config.metrics:
+        own = own_object(text)
+        if own is None:
+            continue
+        found = known.get(own.short)
+        if found is None and ":" in own.name:
+            with contextlib.suppress(ValueError):
+                found = import_object(own.name, what="metric")
+        if found is not None:
+            functions[text] = found
+    return functions
 
 
 def _name(kind: str, thing: Any) -> str:

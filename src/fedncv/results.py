@@ -13,6 +13,8 @@ LOCK = ".lock"  # held by the process that trains the run
 ACCURACY = "accuracy"  # the only score shown in percent and compared with the label prior
 MODEL = "model.safetensors"  # written by `fedncv export`
 
+LOWER_IS_BETTER = ("log_loss", "brier", "ece", "rmse", "mae")  # of the built-in metrics
+
 ROW_BEGINS = b'{"round": '
 PER_CLIENT = "_clients"  # suffix of a metric that is a list with one number per client
 NO_NUMBERS = {  # other values that are not numbers; dictionaries hold a federation's reasons by client
@@ -248,6 +250,17 @@ def notes_on(runs: list[Run]) -> list[str]:
 def share_samples(runs: list[Run]) -> bool:
     """Return whether the clients of all runs hold the same samples, if their seeds are equal."""
     return not {*named("samples"), "clients"} & set(differing(runs))
+
+
+def metrics_of(runs: list[Run]) -> list[str]:
+    """Return the metrics that these runs measured beside the score, in the order of their rows.
+
+    For each NAME a row has before_NAME (all samples together), before_NAME_client_mean, before_NAME_defined (number of
+    clients in that mean) and before_NAME_clients; the same with after_.
+    """
+    end = "_defined"
+    names = [key for run in runs for row in run.rows for key in row if key.endswith(end)]
+    return list(dict.fromkeys(name.removesuffix(end).partition("_")[2] for name in names))
 
 
 def points(runs: list[Run], name: str) -> Points:

@@ -15,7 +15,8 @@ from fedncv.engine.problem import Problem, State, build, start
 from fedncv.export import export
 from fedncv.flat import Factory
 from fedncv.methods.base import Method
-from fedncv.objects import named
+from fedncv.metrics import Function
+from fedncv.objects import named, named_metrics
 from fedncv.optimizers import Optimizer
 from fedncv.runner import LiveRun, Row, open_run, train
 from fedncv.tasks import Task
@@ -64,6 +65,7 @@ def simulate(
     model: str | Factory | None = None,
     task: str | Task | Callable[[], Task] | None = None,
     optimizer: str | Optimizer | Callable[[], Optimizer] | None = None,
+    metrics: Iterable[str | Function] = (),
     name: str | None = None,
     out: str | Path | None = None,
     overwrite: bool = False,
@@ -87,6 +89,8 @@ def simulate(
     """
     given = {"method": method, "data": data, "model": model, "task": task, "optimizer": optimizer}
     texts, objects = named(given, name=name)
+    if metrics:
+        settings["metrics"], objects["metrics"] = named_metrics(metrics)
     config = anchored(from_dict(settings | texts, where="simulate", base=config), custom=tuple(objects))
     folder = None if out is None else Path(out)
     problem = build(config, **objects)
@@ -103,6 +107,7 @@ def simulate_many(
     model: str | Factory | None = None,
     task: str | Task | Callable[[], Task] | None = None,
     optimizer: str | Optimizer | Callable[[], Optimizer] | None = None,
+    metrics: Iterable[str | Function] = (),
     name: str | None = None,
     out: str | Path | None = None,
     overwrite: bool = False,
@@ -121,6 +126,8 @@ def simulate_many(
     """
     given = {"method": method, "data": data, "model": model, "task": task, "optimizer": optimizer}
     texts, objects = named(given, name=name)
+    if metrics:
+        settings["metrics"], objects["metrics"] = named_metrics(metrics)
     config = anchored(from_dict(settings | texts, where="simulate_many", base=config), custom=tuple(objects))
     seeds = list(seeds)
     if len(set(seeds)) < len(seeds):
@@ -150,6 +157,7 @@ def resume(
     model: Factory | None = None,
     task: Task | Callable[[], Task] | None = None,
     optimizer: Optimizer | Callable[[], Optimizer] | None = None,
+    metrics: Iterable[Function] = (),
     on_round: OnRound | None = None,
 ) -> Result:
     """Resume the run in ``folder`` from its latest checkpoint and return its ``Result``; a finished run stays as it is.
@@ -158,6 +166,7 @@ def resume(
     ValueError if an object is another one, if the folder is not a run, or if the run cannot be resumed.
     """
     objects: dict[str, Any] = {"method": method, "data": data, "model": model, "task": task, "optimizer": optimizer}
+    objects["metrics"] = metrics
     return _trained(open_run(Path(folder), **objects), on_round)
 
 

@@ -15,7 +15,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from safetensors.torch import load_file
 
 from fedncv.cli import main
-from fedncv.engine.problem import build
+from fedncv.engine import evaluate
+from fedncv.engine.problem import build, start
 from fedncv.export import export
 from fedncv.flower import server
 from fedncv.flower.halves import Up, check_constants
@@ -70,6 +71,19 @@ def test_frozen_weights_stay_where_they_are_and_are_compared(by_hand, tools, con
     for mark in (other.model.constants_mark, 0.0, "text"):
         with pytest.raises(ValueError, match=r"frozen weights .* are not the server's"):
             check_constants(problem, mark)
+
+
+def test_every_client_writes_its_own_scores_and_metrics_into_its_history(by_hand, config):
+    """Those of the sequential engine at the initial model; the server's rows have none."""
+    config = replace(config, per_round=3, rounds=1, eval_every=1, metrics=("f1_macro", "auroc"))
+    by_hand(config)
+    problem = build(config)
+    row = evaluate.before(problem, start(problem))
+    for u in range(3):
+        (line,) = (by_hand.folder / "clients" / str(u) / "runs" / "run" / "history.jsonl").read_text().splitlines()
+        for name in ("before", "before_f1_macro", "before_auroc"):
+            assert json.loads(line)[name] == row[f"{name}_clients"][u]
+    assert not any("f1_macro" in key for line in read_rows(by_hand.folder / "server" / "runs" / "run") for key in line)
 
 
 def test_another_optimizer_has_the_sequential_engine_s_bits(by_hand, tools, config):

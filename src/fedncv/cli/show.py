@@ -9,7 +9,8 @@ import tyro
 
 from fedncv.cli.arguments import parse
 from fedncv.cli.summary import print_table
-from fedncv.results import Run, by_method, points, read_runs, runs_in
+from fedncv.results import Run, by_method, metrics_of, points, read_runs, runs_in
+from fedncv.spec import nearest
 
 WIDTH, HEIGHT = 64, 12
 
@@ -20,23 +21,39 @@ class Arguments:
 
     folder: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
     """A run, or a folder of runs."""
+    metric: str = ""
+    """Number to draw over rounds: a metric of the runs such as f1_macro, or any number of their rows such as
+    after_f1_macro_client_mean or loss; empty: the score before local training."""
 
 
 def main(argv: list[str]) -> int:
-    runs, unreadable = read_runs(runs_in(Path(parse(Arguments, argv, command="show").folder)))
+    arguments = parse(Arguments, argv, command="show")
+    runs, unreadable = read_runs(runs_in(Path(arguments.folder)))
     if runs:
+        name = number_name(runs, arguments.metric)
         print_table(runs)
-        print(curve(runs))
+        print(curve(runs, name))
     for error in unreadable.values():
         print(f"fedncv: {error}", file=sys.stderr)
     return 2 if unreadable else 0
 
 
-def curve(runs: list[Run]) -> str:
-    """Return a plot of the score before local training over rounds, one letter per method (mean over seeds)."""
+def number_name(runs: list[Run], metric: str) -> str:
+    """Return the name that rows use for a metric or number. Raise ValueError if no row has it."""
+    metrics = metrics_of(runs)
+    numbers = [key for run in runs for row in run.rows for key, value in row.items() if isinstance(value, int | float)]
+    if not metric or metric in metrics:
+        return f"before_{metric}".rstrip("_")
+    if metric not in numbers:
+        raise ValueError(nearest(metric, dict.fromkeys([*metrics, *numbers]), what="metric of these runs"))
+    return metric
+
+
+def curve(runs: list[Run], name: str = "before") -> str:
+    """Return a plot of a number over rounds, one letter per method (mean over seeds)."""
     lines = {}
     for method, group in by_method(runs).items():
-        if measured := points(group, "before"):
+        if measured := points(group, name):
             lines[method] = {t: sum(values) / len(values) for t, values in measured.items()}
     if not lines:
         return "nothing measured yet"
@@ -50,7 +67,8 @@ def curve(runs: list[Run]) -> str:
         for t, value in line.items():
             y, x = round((high - value) / span * HEIGHT), round(t / last * WIDTH)
             grid[y][x] = "*" if grid[y][x] != " " else letters[number % 26]
-    text = ["", f"{runs[0].score.name} before, mean over seeds (* where curves meet)"]
+    what = f"{runs[0].score.name} before" if name == "before" else name
+    text = ["", f"{what}, mean over seeds (* where curves meet)"]
     for i, cells in enumerate(grid):
         text.append(f"{high - i / HEIGHT * span:7.3f} |{''.join(cells)}".rstrip())
     text.append(f"{'':8}+{'-' * WIDTH}")

@@ -8,8 +8,9 @@ from rich.console import Console
 from rich.table import Table
 
 from fedncv.config import short_name
-from fedncv.results import Run, Score, by_method, notes_on, share_samples
+from fedncv.results import LOWER_IS_BETTER, Run, Score, by_method, metrics_of, notes_on, share_samples
 
+WHEN = ("before", "after")
 SCORES = ("before", "after", "before_client_mean", "before_worst_decile")
 WIDE = 120  # characters; a narrower terminal does not show the columns in SPARED
 SPARED = ("before_client_mean", "gradients")
@@ -48,6 +49,8 @@ def print_table(runs: list[Run]) -> None:
         )
     if finished:
         console.print(table)
+    if metrics_of(finished):
+        console.print(_metrics_table(finished))
     for note in notes_on(finished):
         console.print(note, highlight=False, soft_wrap=True)
     for run in runs:
@@ -55,6 +58,21 @@ def print_table(runs: list[Run]) -> None:
             console.print(
                 f"{run.status}: {run.folder} after round {run.rounds} of {run.config.rounds}", highlight=False
             )
+
+
+def _metrics_table(runs: list[Run]) -> Table:
+    """Return one line per method: every metric over the samples of all clients, before and after local training."""
+    names = metrics_of(runs)
+    title = "metrics before / after, all clients' samples together (mean ± deviation over seeds)"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("method", overflow="fold")
+    for name in names:
+        table.add_column(name + (" (lower is better)" if name in LOWER_IS_BETTER else ""), justify="right")
+    plain = Score("", 1, "")
+    for method, group in by_method(runs).items():
+        cells = [[_cell("", [run.last(f"{when}_{name}") for run in group], plain) for when in WHEN] for name in names]
+        table.add_row(method, *map(" / ".join, cells))
+    return table
 
 
 def _title(runs: list[Run]) -> str:

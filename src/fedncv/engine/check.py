@@ -8,6 +8,7 @@ from fedncv.data import PARTITIONS, STREAMS, absolute_name, check_name
 from fedncv.imports import code_folder, look_in
 from fedncv.methods import find_method
 from fedncv.methods.base import Method
+from fedncv.metrics import find_metrics
 from fedncv.models import find_model
 from fedncv.optimizers import Optimizer, check_settings, find_optimizer
 from fedncv.spec import parse, split
@@ -31,6 +32,7 @@ def check(config: RunConfig, *, custom: tuple[str, ...] = ()) -> None:
         optimizer = find_optimizer(config.optimizer, momentum=config.momentum, weight_decay=config.weight_decay)
         if method is not None:
             check_sgd(config, method, optimizer)
+    find_metrics(text for text in config.metrics if own_object(text) is None)
     parse(config.partition, PARTITIONS, what="partition")
     if config.stream:
         parse(config.stream, STREAMS, what="stream")
@@ -40,10 +42,10 @@ def anchored(config: RunConfig, *, custom: tuple[str, ...] = ()) -> RunConfig:
     """Check the config, and return it as it works from anywhere: with absolute paths and the folder of own modules."""
     check(config, custom=custom)
     texts = []
-    for name in OBJECTS:
-        given = own_object(getattr(config, name))
+    for text in (*(getattr(config, name) for name in OBJECTS), *config.metrics):
+        given = own_object(text)
         # of a chain, the method before its switches
-        texts.append(given.name if given else split(getattr(config, name), r"\+(?!\d)")[0])
+        texts.append(given.name if given else split(text, r"\+(?!\d)")[0])
     return replace(
         config,
         data=config.data if "data" in custom else absolute_name(config.data),

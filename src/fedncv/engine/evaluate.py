@@ -5,6 +5,7 @@ after    the same client after its local training
 pooled   the shared model, without anything personal, on the test samples of all clients
 """
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch import Tensor
 from fedncv.engine.local import train
 from fedncv.engine.problem import Arrival, DivergedError, Problem, State, arrivals
 from fedncv.methods.base import Prediction
+from fedncv.metrics import measure
 
 CHUNK = 1024  # test samples in one forward pass
 
@@ -46,63 +48,86 @@ class Scores(NamedTuple):
         }
 
 
-def score(problem: Problem, u: int, used: Prediction) -> float:
-    """Return the sum of the scores of client u's test samples."""
-    total = 0.0
+class Scored(NamedTuple):
+    """Scores of one client: the sum over its test samples, and the model's outputs if the study has metrics."""
+
+    total: float
+    outputs: NDArray[Any] | None = None
+
+
+def score(problem: Problem, u: int, used: Prediction) -> Scored:
+    """Score client u's test samples."""
+    total, outputs = 0.0, []
     for index in torch.split(torch.from_numpy(problem.clients.test[u]), CHUNK):
         inputs = problem.dataset.inputs(index, problem.dtype)
         with torch.no_grad():
             output, _ = problem.model.forward(used.x_P, used.buffers_R, inputs, mode="eval")
         logits = output.logits_BC if used.offset_C is None else output.logits_BC + used.offset_C
         total += float(problem.task.score(logits, problem.dataset.y[index]).sum(dtype=torch.float64))
-    return total
+        if problem.metrics:
+            outputs.append(logits.cpu().numpy())
+    return Scored(total, np.concatenate(outputs) if outputs else None)
+
+
+def summary(problem: Problem, name: str, scored: Mapping[int, Scored]) -> dict[str, Any]:
+    """Return the row of all clients' scores and metrics."""
+    sizes = test_sizes(problem)
+    totals = _by_client({u: each.total for u, each in scored.items()}, len(sizes))
+    outputs = {u: each.outputs for u, each in scored.items() if each.outputs is not None}
+    targets = {u: problem.dataset.y[torch.from_numpy(problem.clients.test[u])].cpu().numpy() for u in outputs}
+    measured = measure(problem.metrics, outputs, targets, num_clients=len(sizes))
+    return Scores(totals, sizes).summary(name) | {f"{name}_{metric}": value for metric, value in measured.items()}
 
 
 def before(problem: Problem, state: State) -> dict[str, Any]:
     """Score all clients with the model they receive, and the shared model if there is one."""
     problem = problem.at(state.round).in_use
-    sizes = test_sizes(problem)
-    totals, pooled = np.zeros(len(sizes)), np.zeros(len(sizes))
     shared_P = shared_model(problem, state)
-    for arrival in arrivals(problem, state, np.flatnonzero(sizes)):
-        totals[arrival.client], pooled[arrival.client] = score_before(problem, state.round, arrival, shared_P)
-    return summary_before(totals, sizes, None if shared_P is None else pooled)
+    scored = {
+        arrival.client: score_before(problem, state.round, arrival, shared_P)
+        for arrival in arrivals(problem, state, np.flatnonzero(test_sizes(problem)))
+    }
+    return summary_before(problem, scored, shared=shared_P is not None)
 
 
-def score_before(problem: Problem, round: int, arrival: Arrival, shared_P: Tensor | None) -> tuple[float, float]:
-    """Return sums of scores of one client: with the model it receives, and with the shared one if there is one."""
+def score_before(problem: Problem, round: int, arrival: Arrival, shared_P: Tensor | None) -> tuple[Scored, float]:
+    """Score one client with the model it receives; return also the sum of scores of the shared one if there is one."""
     u, down, buffers_R, kept = arrival
     ask = problem.ask(u, buffers_R, round)
     y_P, _ = problem.method.begin(ask, down, kept.own)
     used = problem.method.predict(ask, y_P, down, kept.own)
-    total = score(problem, u, used)
+    scored = score(problem, u, used)
     same = used.offset_C is None and used.buffers_R.equal(buffers_R)
     if shared_P is None or (same and torch.equal(used.x_P, shared_P)):
-        return total, total
-    return total, score(problem, u, Prediction(shared_P, buffers_R))
+        return scored, scored.total
+    return scored, score(problem._replace(metrics=()), u, Prediction(shared_P, buffers_R)).total
 
 
-def summary_before(
-    total_N: NDArray[np.float64], samples_N: NDArray[np.int64], pooled_N: NDArray[np.float64] | None
-) -> dict[str, Any]:
-    summary = Scores(total_N, samples_N).summary("before")
-    if pooled_N is not None and summary:
-        summary["pooled"] = float(pooled_N.sum() / samples_N.sum())
-    return summary
+def summary_before(problem: Problem, scored: Mapping[int, tuple[Scored, float]], *, shared: bool) -> dict[str, Any]:
+    row = summary(problem, "before", {u: mine for u, (mine, _) in scored.items()})
+    if shared and row:
+        sizes = test_sizes(problem)
+        totals = _by_client({u: total for u, (_, total) in scored.items()}, len(sizes))
+        row["pooled"] = float(totals.sum() / sizes.sum())
+    return row
+
+
+def _by_client(totals: Mapping[int, float], num_clients: int) -> NDArray[np.float64]:
+    return np.array([totals.get(u, 0.0) for u in range(num_clients)])
 
 
 def after(problem: Problem, state: State) -> dict[str, Any]:
     """Score all clients after a local training that is then discarded and not counted as work."""
     problem = problem.at(state.round).in_use
-    sizes = test_sizes(problem)
-    totals = np.zeros(len(sizes))
-    for arrival in arrivals(problem, state, np.flatnonzero(sizes)):
-        totals[arrival.client] = score_after(problem, state.round, arrival)
-    return Scores(totals, sizes).summary("after")
+    scored = {
+        arrival.client: score_after(problem, state.round, arrival)
+        for arrival in arrivals(problem, state, np.flatnonzero(test_sizes(problem)))
+    }
+    return summary(problem, "after", scored)
 
 
-def score_after(problem: Problem, round: int, arrival: Arrival) -> float:
-    """Return the sum of scores of one client after its local training."""
+def score_after(problem: Problem, round: int, arrival: Arrival) -> Scored:
+    """Score one client after its local training."""
     method = problem.method
     u, down, buffers_R, kept = arrival
     trained = train(problem, round, arrival)

@@ -1,6 +1,6 @@
 """Problem: the constant part of a run. State: the changing part. Arrival: what a client starts a round with."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,11 +17,12 @@ from fedncv.keys import key_for
 from fedncv.methods import find_method
 from fedncv.methods.base import Ask, BufferRule, Client, Federation, Method, for_all
 from fedncv.methods.base import check as check_method
+from fedncv.metrics import Function, Kind, Metric, check_fit, find_metrics
 from fedncv.models import find_model
 from fedncv.optimizers import Optimizer, find_optimizer, try_optimizer
 from fedncv.rows import AnyRows, rows_for
 from fedncv.spec import parse
-from fedncv.tasks import Task, find_task
+from fedncv.tasks import TASKS, Task, find_task
 from fedncv.tree import num_bytes, row
 
 MESSAGE_BYTES = 1 << 28  # of messages of a model's size to make at a time, if all clients are asked
@@ -39,6 +40,7 @@ class Problem(NamedTuple):
     rates_N: sampling.Probabilities  # reachability of each client, if sampling needs it
     inclusion_N: sampling.Probabilities  # probability of being drawn for a round
     stream: Stream | None = None  # if clients receive samples during training
+    metrics: tuple[Metric, ...] = ()
     plain: Model | None = None  # the model with torch's layers, if ``model`` has compiled ones
 
     def at(self, round: int) -> "Problem":
@@ -147,8 +149,9 @@ def build(
     method: Method | None = None,
     task: Task | None = None,
     optimizer: Optimizer | None = None,
+    metrics: Mapping[str, Function] | None = None,
 ) -> Problem:
-    """Build the problem of ``config``; given objects replace the named ones."""
+    """Build the problem of ``config``; given objects replace the named ones, and metrics those of the same text."""
     given = {"data": data, "model": model, "method": method, "task": task, "optimizer": optimizer}
     check(config, custom=tuple(name for name, value in given.items() if value is not None))
     device = find_device(config.device)
@@ -183,6 +186,8 @@ def build(
         config.optimizer, momentum=config.momentum, weight_decay=config.weight_decay
     )
     check_sgd(config, method, optimizer)
+    measured = find_metrics(config.metrics, metrics)
+    check_fit(measured, _kind(config.task, dataset), dataset.num_classes)
     try_optimizer(short_name(config.optimizer), optimizer, made.start_P)
     if config.stream:
         if method.fixed_sizes:
@@ -203,10 +208,18 @@ def build(
         rates_N,
         _inclusion(config, sizes, rates_N),
         stream,
+        measured,
     )
     if made.layout.body.stop == made.layout.num_parameters:  # nothing to train in the head: can the method start?
         keeps(problem.at(0), start(problem), 0)
     return problem
+
+
+def _kind(task: str, dataset: Dataset) -> Kind:
+    """Return whether the task is a regression. One of the user's own is, if its targets are not whole numbers."""
+    if task in TASKS:
+        return "regression" if task == "regression" else "classification"
+    return "regression" if dataset.y.is_floating_point() else "classification"
 
 
 def _try_task(name: str, task: Task, model: Model, dataset: Dataset, dtype: torch.dtype) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedncv.engine.evaluate import Scores, score_after, score_before, shared_model, summary_before, test_sizes
+from fedncv.engine.evaluate import score_after, score_before, shared_model, summary, summary_before, test_sizes
 from fedncv.engine.gradients import Gradients, collected, of_client
 from fedncv.engine.local import train
 from fedncv.engine.problem import Arrival, DivergedError, Problem, Settled, State, arrivals
@@ -145,18 +145,15 @@ class ProcessesEngine:
 
     def before(self, states: Sequence[State]) -> list[dict[str, Any]]:
         shared = [shared_model(p, s) for p, s in zip(self.problems, states, strict=True)]
-        totals = self._scores("before", states, shared)
+        scored = self._scores("before", states, shared)
         return [
-            summary_before(each[:, 0], test_sizes(problem), None if x_P is None else each[:, 1])
-            for problem, x_P, each in zip(self.problems, shared, totals, strict=True)
+            summary_before(problem, each, shared=x_P is not None)
+            for problem, x_P, each in zip(self.problems, shared, scored, strict=True)
         ]
 
     def after(self, states: Sequence[State]) -> list[dict[str, Any]]:
-        totals = self._scores("after", states, [None] * len(states))
-        return [
-            Scores(each[:, 0], test_sizes(problem)).summary("after")
-            for problem, each in zip(self.problems, totals, strict=True)
-        ]
+        scored = self._scores("after", states, [None] * len(states))
+        return [summary(problem, "after", each) for problem, each in zip(self.problems, scored, strict=True)]
 
     def gradients(self, states: Sequence[State]) -> Iterator[Gradients]:
         return (self._gradients(j, problem, states[j]) for j, problem in enumerate(self._at(states)))
@@ -170,19 +167,17 @@ class ProcessesEngine:
 
     def _scores(
         self, kind: Literal["before", "after"], states: Sequence[State], shared: Sequence[Tensor | None]
-    ) -> list[Any]:
+    ) -> list[dict[int, Any]]:
+        """Return the results of the clients with test samples, run by run."""
         jobs = [
             Job(kind, self._places[j], state.round, arrival, shared_P=shared[j])
             for j, (problem, state) in enumerate(zip(self._at(states), states, strict=True))
             for arrival in arrivals(problem.in_use, state, np.flatnonzero(test_sizes(problem)))
         ]
-        totals = {
-            place: np.zeros((problem.federation.num_clients, 2))
-            for place, problem in zip(self._places, self.problems, strict=True)
-        }
+        scored: dict[int, dict[int, Any]] = {place: {} for place in self._places}
         for job, result in zip(jobs, self._pool.map(jobs), strict=True):
-            totals[job.run][job.arrival.client] = result
-        return list(totals.values())
+            scored[job.run][job.arrival.client] = result
+        return list(scored.values())
 
     def _at(self, states: Sequence[State]) -> list[Problem]:
         """Return the problems as they are in this round."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedncv.engine.asking import Asks, vmap_asking
-from fedncv.engine.evaluate import Scores, shared_model, summary_before, test_sizes
+from fedncv.engine.evaluate import Scored, shared_model, summary, summary_before, test_sizes
 from fedncv.engine.gradients import Gradients
 from fedncv.engine.orders import Ints
 from fedncv.engine.problem import State, start
@@ -30,29 +30,28 @@ PARAMETERS = 1 << 27  # of all models in one forward pass
 
 def before(engine: StackedEngine, states: Sequence[State]) -> list[dict[str, Any]]:
     """Return ``evaluate.before`` of every run."""
-    shape = (len(states), engine.resident.num_clients)
-    totals, pooled = np.zeros(shape), np.zeros(shape)
+    num_clients = engine.resident.num_clients
+    scored: list[dict[int, tuple[Scored, float]]] = [{} for _ in states]
     shared = [shared_model(p, s) for p, s in zip(engine.problems, states, strict=True)]
     for arrived, rows in _groups(engine, states):
         x_KP, used_KR, *offset = _received(engine, arrived, states[0].round)
-        mine = scores(engine, rows, x_KP, used_KR, *offset)
-        totals.reshape(-1)[rows] = mine
-        if shared[0] is None:
-            continue
-        run_K = torch.from_numpy(rows // shape[1]).to(engine.device)
-        shared_KP = torch.stack([x for x in shared if x is not None])[run_K]
-        if offset or not torch.equal(x_KP, shared_KP) or not torch.equal(used_KR, arrived.buffers_KR):
-            mine = scores(engine, rows, shared_KP, arrived.buffers_KR)
-        pooled.reshape(-1)[rows] = mine
+        mine = pooled = scores(engine, rows, x_KP, used_KR, *offset)
+        if shared[0] is not None:
+            run_K = torch.from_numpy(rows // num_clients).to(engine.device)
+            shared_KP = torch.stack([x for x in shared if x is not None])[run_K]
+            if offset or not torch.equal(x_KP, shared_KP) or not torch.equal(used_KR, arrived.buffers_KR):
+                pooled = scores(engine, rows, shared_KP, arrived.buffers_KR)
+        for r, each, with_shared in zip(rows.tolist(), mine, pooled, strict=True):
+            scored[r // num_clients][r % num_clients] = each, with_shared.total
     return [
-        summary_before(totals[j], test_sizes(problem), None if shared[j] is None else pooled[j])
-        for j, problem in enumerate(engine.problems)
+        summary_before(problem, scored[j], shared=shared[j] is not None) for j, problem in enumerate(engine.problems)
     ]
 
 
 def after(engine: StackedEngine, states: Sequence[State]) -> list[dict[str, Any]]:
     """Return ``evaluate.after`` of every run."""
-    totals = np.zeros((len(states), engine.resident.num_clients))
+    num_clients = engine.resident.num_clients
+    scored: list[dict[int, Scored]] = [{} for _ in states]
     work = engine.used, engine.computed
     for arrived, rows in _groups(engine, states):
         plan = engine.plan(rows, [1.0] * len(rows), states[0].round)
@@ -72,15 +71,16 @@ def after(engine: StackedEngine, states: Sequence[State]) -> list[dict[str, Any]
                 (replied.y_KP, replied.own, replied.buffers_KR),
             )
         x_KP, used_KR, *offset = _trained(engine, asks, arrived, y_KP, own, buffers_KR)
-        totals.reshape(-1)[rows] = scores(engine, rows, x_KP, used_KR, *offset)
+        for r, each in zip(rows.tolist(), scores(engine, rows, x_KP, used_KR, *offset), strict=True):
+            scored[r // num_clients][r % num_clients] = each
     engine.used, engine.computed = work  # measuring is not counted as work
-    return [Scores(totals[j], test_sizes(p)).summary("after") for j, p in enumerate(engine.problems)]
+    return [summary(problem, "after", scored[j]) for j, problem in enumerate(engine.problems)]
 
 
 def scores(
     engine: StackedEngine, rows: Ints, x_KP: Tensor, buffers_KR: Tensor, offset_KC: Tensor | None = None
-) -> NDArray[np.float64]:
-    """Return the sum of the scores of each client's test samples, at its own parameters."""
+) -> list[Scored]:
+    """Score each client's test samples, at its own parameters."""
     resident, model, task = engine.resident, engine.model, engine.problems[0].task
     sizes = resident.test.sizes[rows]
     block = int(min(BLOCK, sizes.max()))
@@ -90,11 +90,13 @@ def scores(
     at_once = max(1, min(SAMPLES // block, PARAMETERS // x_KP.shape[1]))
     total_K = torch.zeros(len(rows), dtype=torch.float64, device=engine.device)
     sizes_K = torch.from_numpy(sizes).to(engine.device)
+    keeps = bool(engine.problems[0].metrics)
+    outputs: list[list[NDArray[Any]]] = [[] for _ in rows]
 
     def one(x_P, b_R, offset, inputs_B, target_B):  # type: ignore[no-untyped-def]
         output, _ = model.forward(x_P, b_R, inputs_B, mode="eval")
         logits = output.logits_BC if offset_KC is None else output.logits_BC + offset
-        return task.score(logits, target_B)
+        return task.score(logits, target_B), logits
 
     for i in range(0, len(owner), at_once):
         some = owner[i : i + at_once]
@@ -106,12 +108,17 @@ def scores(
         index_BG = resident.test.samples(torch.minimum(place_BG, sizes_K[owner_G] - 1), rows[some])
         offset_GC = x_KP.new_zeros(len(some), 1) if offset_KC is None else offset_KC[owner_G]
         with torch.no_grad():
-            score_GB = torch.vmap(one, in_dims=(0, 0, 0, 1, 1))(
+            score_GB, logits_GBC = torch.vmap(one, in_dims=(0, 0, 0, 1, 1))(
                 x_KP[owner_G], buffers_KR[owner_G], offset_GC, resident.inputs(index_BG), resident.targets(index_BG)
             )
         total_K.index_add_(0, owner_G, (score_GB * real_BG.T).sum(1, dtype=torch.float64))
-    result: NDArray[np.float64] = total_K.cpu().numpy()
-    return result
+        if keeps:
+            for k, start, logits_BC in zip(some, first[i : i + at_once], logits_GBC.cpu().numpy(), strict=True):
+                outputs[k].append(logits_BC[: sizes[k] - start])
+    totals: list[float] = total_K.tolist()
+    if not keeps:
+        return list(map(Scored, totals))
+    return [Scored(total, np.concatenate(parts)) for total, parts in zip(totals, outputs, strict=True)]
 
 
 def _received(engine: StackedEngine, arrived: Arrived, round: int) -> tuple[Tensor, ...]:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from fedncv.config import RunConfig, from_dict
@@ -24,6 +25,7 @@ from fedncv.flower.halves import Down, Up, arrival_of, check, check_constants, c
 from fedncv.flower.own import Own
 from fedncv.flower.samples import read
 from fedncv.flower.wire import ARRAYS, ASK, arrays, decode, encode, records, whole_numbers
+from fedncv.metrics import value
 from fedncv.store import append
 
 HISTORY = "history.jsonl"
@@ -104,6 +106,10 @@ def _history(client: Client, round: int, arrival: Arrival, trained: Trained) -> 
     }
     tested, every = len(problem.clients.test[client.u]), problem.config.eval_every
     if tested and every and (round - 1) % every == 0:
-        total, _ = score_before(problem, round - 1, arrival, None)
-        line["before"] = total / tested if math.isfinite(total) else None
+        scored, _ = score_before(problem, round - 1, arrival, None)
+        line["before"] = scored.total / tested if math.isfinite(scored.total) else None
+        targets = problem.dataset.y[torch.from_numpy(problem.clients.test[client.u])].numpy()
+        for metric in problem.metrics:
+            assert scored.outputs is not None
+            line[f"before_{metric.name}"] = value(metric, scored.outputs, targets, of=f"client {client.u}")
     return line
