@@ -36,7 +36,8 @@ def test_killed_at_every_write_point_a_run_ends_with_the_same_bytes(tmp_path):
     verdicts = dying("points", tmp_path)
     names = {name.rpartition(" (")[0] for name in verdicts}
     atomic, appended = ("half written", "written, not renamed", "renamed"), ("half a row", "a row")
-    files = {"config": atomic, "state": atomic, "metrics.jsonl": appended, "timing.jsonl": appended}
+    files = {"config": atomic, "state": atomic, "partition": atomic}
+    files |= dict.fromkeys(("metrics.jsonl", "timing.jsonl", "machine.jsonl"), appended)
     assert names == {f"{file}: {moment}" for file, moments in files.items() for moment in moments}
     assert set(verdicts.values()) == {"equal"}, verdicts
 

@@ -273,6 +273,22 @@ def differences(theirs: Settings, ours: Settings, *, but: Collection[str] = ()) 
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
+def options(settings: Settings, plain: Settings, *, but: Collection[str] = ()) -> list[str]:
+    """Return the words of a command that set what differs from ``plain``.
+
+    >>> options(RunConfig(lr=0.1, partition="iid"), RunConfig())
+    ['--partition', 'iid', '--lr', '0.1']
+    """
+    words: list[str] = []
+    for name, (value, _) in differences(settings, plain, but=but).items():
+        words += [f"--{name.replace('_', '-')}", *([value] if isinstance(value, str) else map(str, _listed(value)))]
+    return words
+
+
+def _listed(value: Any) -> Collection[Any]:
+    return value if isinstance(value, list | tuple) else [value]
+
+
 def _check_type(name: str, value: Any, kind: Any) -> None:
     if get_origin(kind) is Literal:
         if value not in get_args(kind):

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from fedncv.config import RunConfig, from_dict, named, read_toml, short_names
 
 CONFIG, METRICS, TIMING, STATE = "config.toml", "metrics.jsonl", "timing.jsonl", "state.safetensors"
+MACHINE = "machine.jsonl"  # a line for every time the run was started or resumed: when, and on which machine
 LOCK = ".lock"  # held by the process that trains the run
 ACCURACY = "accuracy"  # the only score shown in percent and compared with the label prior
 MODEL = "model.safetensors"  # written by `fedncv export`

@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from fedncv.config import RunConfig
-from fedncv.data import prior_accuracy
+from fedncv.data import holdings, prior_accuracy
 from fedncv.engine import gradients
 from fedncv.engine.choose import common, engine_for
 from fedncv.engine.problem import DivergedError, Problem, State, build
@@ -53,9 +55,14 @@ class LiveRun:
     def is_finished(self) -> bool:
         return bool(self.rows) and self.state.round >= self.problem.config.rounds
 
-    def trains_in(self, layers: str) -> None:
+    def begin(self, engine: str, layers: str) -> None:
+        """Record the engine, the layers, the machine and the partition."""
         if self._journal is not None:
-            self._journal.trains_in(layers)
+            config, (labels, clients) = self.problem.config, (self.problem.dataset.labels, self.problem.clients)
+            parts = [np.concatenate(pair) for pair in zip(clients.train, clients.test, strict=True)]
+            held = holdings(labels.cpu().numpy(), parts, self.problem.dataset.num_classes)
+            words = {"data": config.data, "partition": config.partition, "seed": config.seed}
+            self._journal.begin(engine, layers, words | held)
 
     def complete(self, state: State, row: Row, seconds: float) -> None:
         """Record the round that led to ``state``."""
@@ -124,10 +131,10 @@ def train(runs: list[LiveRun], *, on_round: OnRound | None = None) -> None:
 
 def _train(engine: Engine, runs: list[LiveRun], on_round: OnRound | None) -> None:
     live, config = runs, runs[0].problem.config
-    for run, layers in zip(live, engine.layers, strict=True):
-        run.trains_in(layers)
     try:
         with one_thread():
+            for run, layers in zip(live, engine.layers, strict=True):
+                run.begin(engine.name, layers)
             if config.probe:
                 gradients.check(engine.problems[0])
             if not live[0].rows:

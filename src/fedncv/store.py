@@ -3,6 +3,8 @@
     config.toml         all settings, including the defaults
     metrics.jsonl       one row per round, append-only, without clock times: equal runs give equal bytes
     timing.jsonl        the duration of each round, and the layers it was trained in
+    machine.jsonl       date, machine, versions, engine and layers, a line for every start and resume
+    partition.json      samples of each class at each client, for the report; of a study it is in the column's folder
     state.safetensors   the latest checkpoint: written to a new file, flushed, renamed; no pickle is ever loaded
     rows-*.bin          rows of clients, if they are stored on disk; the checkpoint names those it refers to
 
@@ -19,6 +21,7 @@ import sys
 import tomllib
 import zlib
 from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,9 +32,11 @@ from torch import Tensor
 
 from fedncv.config import OBJECTS, RunConfig, differences, from_dict, named, own_object, write_toml
 from fedncv.engine.problem import Problem, State, keeps, start
+from fedncv.machine import facts
 from fedncv.methods import in_full
-from fedncv.results import CONFIG, LOCK, METRICS, MODEL, STATE, TIMING, is_run
+from fedncv.results import CONFIG, LOCK, MACHINE, METRICS, MODEL, STATE, TIMING, is_run
 from fedncv.rows import NAME, RowFile, Rows, all_rows
+from fedncv.study import PARTITION
 from fedncv.tree import leaves, row, stack, tree_map
 
 
@@ -110,7 +115,7 @@ def create(folder: Path, config: RunConfig, *, overwrite: bool = False) -> None:
         if not overwrite:
             refuse_runs([folder])
         hold(folder)
-        for name in (STATE, METRICS, TIMING, MODEL):  # replaced below: it is a run at every moment
+        for name in (STATE, METRICS, TIMING, MACHINE, PARTITION, MODEL):  # replaced below: it is a run at every moment
             (folder / name).unlink(missing_ok=True)
         for path in folder.glob(_rows_name("*")):
             path.unlink(missing_ok=True)
@@ -165,6 +170,18 @@ class Journal:
                 file=sys.stderr,
             )
         self._layers = {"layers": layers}
+
+    def begin(self, engine: str, layers: str, partition: dict[str, Any]) -> None:
+        """Record what the next rounds are trained with and on, and which samples the clients hold."""
+        self.trains_in(layers)
+        path = self._folder / MACHINE
+        if path.exists() and not path.read_bytes().endswith(b"\n"):  # a crash cut the last line
+            path.write_bytes(path.read_bytes().rpartition(b"\n")[0] + b"\n")
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        words = {"date": now, "round": self._complete[0].round, "engine": engine, "layers": layers}
+        append(self._folder, MACHINE, words | {"device": self._config.device} | facts(self._config.device))
+        if not any((folder / PARTITION).exists() for folder in (self._folder, self._folder.parent)):
+            write_atomically(self._folder / PARTITION, json.dumps(partition).encode(), name="partition")
 
     def append(self, state: State, row: dict[str, Any], timing: dict[str, Any]) -> None:
         """Write the row of the round that led to ``state``."""

@@ -51,7 +51,7 @@ def test_a_study_is_a_folder_of_runs_and_its_page(tmp_path, capsys):
     assert main(["report", str(out)]) == 0
     page = (out / "report.html").read_text()
     assert "4 of 4 runs finished" in page
-    assert "fedncv study smoke --model mlp" in page
+    assert "fedncv study smoke --methods fedavg fedper --seeds 2 --clients" in page
     assert "Which client holds which classes" in page
 
 

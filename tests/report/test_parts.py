@@ -93,7 +93,9 @@ def test_only_a_single_column_with_something_to_compare_has_it(tmp_path):
     assert parts.to_markdown(written(tmp_path / "two", {"mnist": ONE, "svhn": ONE})) == ""
     assert parts.section(gather(tmp_path / "two")) == ""
     assert parts.parts(written(tmp_path / "one", {"mnist": {"fedncv": ONE["fedncv"]}})) == []
-    assert parts.parts(written(tmp_path / "none", {"mnist": {m: ONE[m] for m in ("fedavg", "fedavg+prior")}})) == []
+    without = {m: ONE[m] for m in ("fedavg", "fedavg+prior")}
+    assert parts.reference(written(tmp_path / "none", {"mnist": without})) == "fedavg"
+    assert parts.parts(written(tmp_path / "neither", {"mnist": {"fedavg+prior": ONE["fedavg+prior"]}})) == []
     assert "parts.md" not in {path.name for path in write(tmp_path / "two")}
 
 

@@ -1,4 +1,4 @@
-"""fedncv report: write the page, the figures and the tables of a study or of any folder of runs."""
+"""fedncv report: write the page, the figures and the tables of a study, of any folder of runs, or of several."""
 
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -18,8 +18,10 @@ class Arguments:
     Run it at any time, even while a study runs: the page lists what is still missing. It trains nothing.
     """
 
-    folder: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
-    """A study, or a folder of runs."""
+    folders: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
+    """A study, a run, or a folder of runs. Several are shown side by side and need --out."""
+    out: str = ""
+    """Folder for the page and its files; empty: the reported folder."""
     target: float = 0.0
     """Report the cost of reaching this accuracy; 0: nine tenths of the way from the label prior to the best."""
     allow: tuple[str, ...] = ()
@@ -28,6 +30,8 @@ class Arguments:
 
 def main(argv: list[str]) -> int:
     arguments = parse(Arguments, argv, command="report")
+    if not arguments.folders:
+        raise ValueError("name a folder: fedncv report FOLDER")
     if not 0 <= arguments.target <= 1:
         raise ValueError(f"--target must be from 0 to 1, not {arguments.target}")
     settings = [field.name for field in fields(RunConfig)]
@@ -36,7 +40,7 @@ def main(argv: list[str]) -> int:
             raise ValueError(f"--allow: {nearest(name, settings, what='setting')}")
     from fedncv.report.write import write  # imported late: it loads scipy and matplotlib
 
-    folder = Path(arguments.folder)
-    written = write(folder, target=arguments.target or None, allow=arguments.allow)
+    folders, out = map(Path, arguments.folders), Path(arguments.out) if arguments.out else None
+    written = write(*folders, out=out, target=arguments.target or None, allow=arguments.allow)
     print(f"page    {written[0]}\nfiles   {written[1].parent}  ({', '.join(path.name for path in written[1:])})")
     return 0

@@ -2,12 +2,9 @@
 
 import itertools
 import math
-import platform
-import shlex
 import sys
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated
 
@@ -25,11 +22,13 @@ from fedncv.data import owners_note
 from fedncv.data.table import markdown
 from fedncv.engine.choose import decide
 from fedncv.engine.problem import build, find_device
+from fedncv.machine import versions
 from fedncv.results import CONFIG, read_run
 from fedncv.runner import Watch, alike, reasons, refused, run_folders
 from fedncv.spec import nearest
 from fedncv.studies import STUDIES
 from fedncv.studies.cells import anchored_study, check_study, failures, prepare, write_partition
+from fedncv.studies.command import command
 from fedncv.studies.cost import costs
 from fedncv.studies.jobs import JobError, run_groups
 from fedncv.studies.tuning import tune
@@ -108,7 +107,7 @@ def main(argv: list[str]) -> int:
         raise ValueError(f"--jobs must be at least 1, not {arguments.jobs}")
     if arguments.dry_run:
         return _dry_run(study, out)
-    return _run(study, out, argv, jobs=arguments.jobs, tensorboard=arguments.tensorboard)
+    return _run(study, out, jobs=arguments.jobs, tensorboard=arguments.tensorboard)
 
 
 def _named(argv: list[str]) -> Study:
@@ -163,7 +162,7 @@ def _asked(study: Study, arguments: Arguments) -> Study:
     )
 
 
-def _run(study: Study, out: Path, argv: list[str], *, jobs: int, tensorboard: bool) -> int:
+def _run(study: Study, out: Path, *, jobs: int, tensorboard: bool) -> int:
     check_out(out)
     if alone := next(out.glob(f"*/{CONFIG}"), None):
         raise ValueError(f"{alone.parent} is a single run, not part of a study; choose another --out")
@@ -173,7 +172,7 @@ def _run(study: Study, out: Path, argv: list[str], *, jobs: int, tensorboard: bo
         print(note, file=sys.stderr)
     for column, settings in study.columns().items():
         write_partition(out / column, replace(study.cells()[0].config, **vars(settings)))
-    save = partial(_save, out, argv)
+    save = partial(_save, out)
     save(study)
     try:
         study = tune(study, out, partial(_run_all, "tuning", out, jobs, tensorboard), save)
@@ -220,23 +219,10 @@ def _run_side_by_side(folders: list[Path], jobs: int, watch: Watch) -> None:
         ) from None
 
 
-def _save(out: Path, argv: list[str], study: Study) -> None:
+def _save(out: Path, study: Study) -> None:
     """Write study.toml, with the command and the versions it was made with."""
-    words = {"made_with": {"command": shlex.join(["fedncv", "study", *argv])} | versions(study.settings.device)}
+    words = {"made_with": {"command": command(study)} | versions(study.settings.device)}
     store.write_atomically(out / FILE, to_toml(study, words).encode(), name="study")
-
-
-def versions(device: str) -> dict[str, str]:
-    """Return the versions that influence the numbers besides the config."""
-    found = {"python": platform.python_version(), "system": f"{platform.system()} {platform.machine()}"}
-    for package in ("fedncv", "torch", "numpy", "scipy"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "unknown"
-    if device.startswith("cuda") and torch.cuda.is_available():
-        found["gpu"] = torch.cuda.get_device_name(device)
-    return found
 
 
 def _datasets_only(study: Study, out: Path) -> int:

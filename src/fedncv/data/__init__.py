@@ -29,7 +29,7 @@ from fedncv.data.registry import DATASETS, Entry
 from fedncv.data.scale import standardised
 from fedncv.data.sound import check_samples
 from fedncv.data.split import Clients, split
-from fedncv.data.statistics import Statistics, label_counts, prior_accuracy, statistics
+from fedncv.data.statistics import Statistics, holdings, label_counts, prior_accuracy, statistics
 from fedncv.data.stream import Stream, arrivals
 from fedncv.data.tabular import read_table
 
@@ -52,6 +52,7 @@ __all__ = [
     "from_arrays",
     "from_table",
     "from_torch",
+    "holdings",
     "label_counts",
     "load",
     "load_folder",

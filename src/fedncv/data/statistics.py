@@ -4,12 +4,15 @@ Shapes: n = samples, N = clients, K = classes.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedncv.data.owners import Floats, Indices
 from fedncv.data.split import Clients
+
+RECORDED = 100_000  # numbers of a partition that every run may store
 
 
 class Statistics(NamedTuple):
@@ -27,6 +30,16 @@ def label_counts(labels: Indices, parts: Sequence[Indices], num_classes: int) ->
     held = np.concatenate([*parts, np.empty(0, dtype=np.int64)]).astype(np.int64)
     flat = np.bincount(client * num_classes + labels[held], minlength=len(parts) * num_classes)
     return flat.reshape(len(parts), num_classes).astype(np.int64)
+
+
+def holdings(labels: NDArray[Any], parts: Sequence[Indices], num_classes: int) -> dict[str, Any]:
+    """Return what a run records of its partition: samples of each class at each client, as JSON.
+
+    Only the clients' sizes if targets are not classes, or if the table would be large.
+    """
+    if labels.ndim == 1 and labels.dtype.kind in "iu" and len(parts) * num_classes <= RECORDED:
+        return {"counts": label_counts(labels, parts, num_classes).tolist()}
+    return {"sizes": [len(part) for part in parts]}
 
 
 def entropy(counts_NK: Indices) -> Floats:

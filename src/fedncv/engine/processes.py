@@ -91,6 +91,8 @@ class Worker:
 class ProcessesEngine:
     """Run clients in a pool of worker processes; ``close`` it, or use it in a ``with`` block."""
 
+    name = "processes"
+
     def __init__(self, problems: Sequence[Problem], *, workers: int | None = None) -> None:
         self.problems = list(problems)
         self._pool = Pool(self.problems, workers or num_cores())

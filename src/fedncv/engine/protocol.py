@@ -13,6 +13,8 @@ class Engine(Protocol):
     ``states`` holds one state for each of ``problems``, in the same order, and so does every list that is returned.
     """
 
+    name: str
+    """sequential, stacked or processes."""
     problems: list[Problem]
 
     @property

@@ -29,6 +29,8 @@ def _outcomes(problem: Problem, state: State, drawn: Draw) -> Iterator[Outcome]:
 class SequentialEngine:
     """Run several runs, one after the other."""
 
+    name = "sequential"
+
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = list(problems)
 

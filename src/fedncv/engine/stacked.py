@@ -60,6 +60,8 @@ class Replied(NamedTuple):
 class StackedEngine:
     """Hold data and graphs for runs of one method, model, dataset and shape."""
 
+    name = "stacked"
+
     def __init__(
         self,
         problems: Sequence[Problem],

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedncv.figures import COLOURS, STYLES
+from fedncv.figures import looks
 from fedncv.observatory.table import Row, aims, common, groups, mean_of, panels, reference_of, relative
 
 Axes = Any
@@ -25,10 +25,7 @@ def draw_all(rows: list[Row], folder: Path, *, prefix: str = "") -> list[Path]:
         "alpha": (alphas, lambda row: "alpha_best" in row),
         "layers": (layers, lambda _: True),
     }
-    look = {
-        method: {"color": COLOURS[i % len(COLOURS)], "linestyle": STYLES[i // len(COLOURS) % len(STYLES)]}
-        for i, method in enumerate(groups(rows, "method"))
-    }
+    look = {method: each.style for method, each in looks(groups(rows, "method")).items()}
     made = []
     for name, (draw, has) in pictures.items():
         if found := [row for row in rows if has(row)]:

@@ -1,19 +1,18 @@
 """Write the figures as files, for papers and slides, with the numbers of the page and the CSV files."""
 
+import textwrap
 from pathlib import Path
 from typing import Any
 
 from fedncv.comparison import summary
+from fedncv.figures import COLOURS, Line, caption, draw_intervals, draw_lines, looks, shaded
 from fedncv.report import names, series
 from fedncv.report.gather import Results
-from fedncv.report.names import OURS
 from fedncv.report.table import scaled
 
-# Okabe and Ito's colours, which colour-blind readers can distinguish; line styles repeat the information.
-COLOURS = ["#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#6A51A3", "#333333"]
-STYLES = ["-", "--", ":", "-."]
 CHARACTER = 0.075  # inches, of the font size below
 PLAIN: Any = {"svg.hashsalt": "fedncv", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
+PRIOR: dict[str, Any] = {"color": "grey", "linewidth": 1, "linestyle": (0, (1, 3))}
 
 
 def save_all(results: Results, folder: Path) -> list[Path]:
@@ -34,35 +33,23 @@ def save_all(results: Results, folder: Path) -> list[Path]:
     return written
 
 
-def look(results: Results, method: str) -> dict[str, Any]:
-    """Return the colour and style of a method, the same in every figure and on the page."""
-    i = sorted(results.methods, key=lambda each: each != OURS).index(method)
-    width = 2.6 if method == OURS else 1.4
-    if i == 0:
-        return {"color": COLOURS[0], "linestyle": "-", "linewidth": width}
-    return {"color": COLOURS[1 + (i - 1) % 7], "linestyle": STYLES[(i - 1) // 7 % 4], "linewidth": width}
-
-
 def curves(results: Results) -> Any:
     """Plot the score before local training against rounds, one panel per column, as in Figs. 1 and 3."""
     columns = [column for column in results.columns if "before" in series.curves(column)]
     if not columns:
         return None
     figure, panels = _panels(len(columns), height=3.1)
-    by, some = results.score.scale, series.drawn(results)
+    some, found = series.drawn(results), looks(results.methods)
+    everything: list[Line] = []
     for panel, column in zip(panels, columns, strict=False):
-        for method, points in series.curves(column)["before"].items():
-            if method not in some:
-                continue
-            rounds = [p.round for p in points]
-            style = look(results, method)
-            panel.plot(rounds, [by * p.mean for p in points], label=names.method(method), gid=method, **style)
-            if len(results.methods) <= 8 and points and points[-1].num_seeds >= 5:
-                low, high = [by * (p.low or 0.0) for p in points], [by * (p.high or 0.0) for p in points]
-                panel.fill_between(rounds, low, high, color=style["color"], alpha=0.12, linewidth=0)
+        by_method = series.curves(column)["before"]
+        lines = {method: _line(by_method[method], results.score.scale) for method in some if method in by_method}
+        draw_lines(panel, lines, labels=_labels(results), found=found, bold=results.focus)
         prior = column.prior()
         if prior is not None:
-            panel.axhline(100 * prior, color="grey", linewidth=1, linestyle=(0, (1, 3)), label="label prior alone")
+            panel.axhline(100 * prior, label="label prior alone", **PRIOR)
+        draw_intervals(panel, lines, found)
+        everything += lines.values()
         panel.set_title(column.title, loc="left")
         panel.set_xlabel("round")
         panel.set_ylabel(results.score.axis("before"))
@@ -70,9 +57,26 @@ def curves(results: Results) -> Any:
             low, high = panel.get_ylim()
             panel.set_ylim(max(0, low), min(100.5, high))
         panel.grid(alpha=0.25)
-    few = f"{len(some)} of {len(results.methods)} methods: FedNCV and the best others at the end"
-    _legend(figure, panels, title=few if len(some) < len(results.methods) else None)
+    focus = f"{names.method(results.focus)} and the best others" if results.focus in some else "the best"
+    few = f"{len(some)} of {len(results.methods)} methods: {focus} at the end"
+    drawn = "shaded" if shaded(everything) else "bars at the end"
+    said = caption([line.num_seeds for line in everything], drawn=drawn)
+    _legend(figure, panels, title=few if len(some) < len(results.methods) else None, caption=said)
     return figure
+
+
+def _labels(results: Results) -> dict[str, str]:
+    return {method: names.method(method) for method in results.methods}
+
+
+def _line(points: list[series.Point], by: float, x: list[float] | None = None) -> Line:
+    return Line(
+        x or [float(p.round) for p in points],
+        [by * p.mean for p in points],
+        [None if p.low is None else by * p.low for p in points],
+        [None if p.high is None else by * p.high for p in points],
+        min(p.num_seeds for p in points),
+    )
 
 
 def dots(results: Results) -> Any:
@@ -81,18 +85,20 @@ def dots(results: Results) -> Any:
     if not columns:
         return None
     figure, panels = _panels(len(columns), height=0.8 + 0.24 * len(results.methods), names_of=results.methods)
+    found, seeds_of = looks(results.methods), set()
     for panel, column in zip(panels, columns, strict=True):
         for metric, shift in (("before", 0.14), ("after", -0.14)):
             for method, seeds in column.scores(metric).items():
                 each, at = scaled(summary(list(seeds.values())), results.score.scale), shift - _row(results, method)
-                colour = COLOURS[0] if method == OURS else COLOURS[-1]
+                colour = COLOURS[found[method].colour]
                 fill = colour if metric == "after" else "white"
                 if each.num_seeds > 1:
-                    panel.plot([each.low, each.high], [at, at], color=colour, linewidth=1, alpha=0.6)
-                size = 6 if method == OURS else 4.5
+                    panel.plot([each.low, each.high], [at, at], color=colour, linewidth=1, alpha=0.7)
+                size = 6 if method == results.focus else 4.5
                 panel.plot(each.mean, at, "o", ms=size, color=colour, mfc=fill, gid=f"{method} {metric}", zorder=3)
+                seeds_of.add(each.num_seeds)
         if column.prior() is not None:
-            panel.axvline(100 * (column.prior() or 0.0), color="grey", linewidth=1, linestyle=(0, (1, 3)))
+            panel.axvline(100 * (column.prior() or 0.0), **PRIOR)
         panel.set_title(column.title, loc="left")
         panel.set_xlabel(results.score.axis())
         if results.score.unit:
@@ -102,10 +108,9 @@ def dots(results: Results) -> Any:
     dot: dict[str, Any] = {"color": COLOURS[-1], "ms": 4.5}
     panels[0].plot([], [], "o", mfc="white", label="before local training", **dot)
     panels[0].plot([], [], "o", label="after it", **dot)
-    panels[0].plot([], [], color=COLOURS[-1], linewidth=1, label="95 % interval over seeds")
     if any(column.prior() is not None for column in columns):
-        panels[0].plot([], [], color="grey", linewidth=1, linestyle=(0, (1, 3)), label="label prior alone")
-    _legend(figure, panels)
+        panels[0].plot([], [], label="label prior alone", **PRIOR)
+    _legend(figure, panels, caption=caption(seeds_of, drawn="lines"))
     return figure
 
 
@@ -115,37 +120,54 @@ def clients(results: Results) -> Any:
     if not columns:
         return None
     figure, panels = _panels(len(columns), height=0.8 + 0.24 * len(results.methods), names_of=results.methods)
+    found, by, seeds_of = looks(results.methods), results.score.scale, set()
     for panel, column in zip(panels, columns, strict=False):
-        found, by = series.clients(column)["before"], results.score.scale
-        for method, (q05, q25, q50, q75, q95) in found.items():
-            i, colour = _row(results, method), look(results, method)["color"]
+        for method, (q05, q25, q50, q75, q95) in series.clients(column)["before"].items():
+            i, colour = _row(results, method), COLOURS[found[method].colour]
             panel.barh(-i, by * (q95 - q05), left=by * q05, height=0.2, color=colour, alpha=0.4)
             panel.barh(-i, by * (q75 - q25), left=by * q25, height=0.6, color=colour, alpha=0.6)
             panel.plot([by * q50] * 2, [-i - 0.38, -i + 0.38], color="black", linewidth=2)
+            median = series.median_client(column, method, "before")
+            seeds_of.add(median.num_seeds)
+            if median.num_seeds > 1:
+                ends = [by * median.low, by * median.high]
+                panel.plot(ends, [-i, -i], color="black", linewidth=1, marker="|", ms=4, gid=f"{method} interval")
         if results.score.unit:
             panel.set_xlim(0, 100)
         panel.set_xlabel(results.score.axis("of single clients before"))
         panel.set_title(column.title, loc="left")
+    said = caption(seeds_of, drawn="black line around the median client").replace("Mean over", "All clients of")
+    _legend(figure, panels, caption=f"Box: middle half of the clients; thin bar: 5 % to 95 %. {said}")
     return figure
 
 
 def scale(results: Results) -> Any:
     """Plot the final score against the number of clients, before and after, as in Fig. 2."""
-    found = series.over_clients(results)
-    if not found:
+    over = series.over_clients(results)
+    if not over:
         return None
-    figure, panels = _panels(2 * len(found), height=3.1)
-    cells = [(data, metric) for data in found for metric in ("before", "after")]
-    for panel, (data, metric) in zip(panels, cells, strict=False):
-        for method, points in found[data].get(metric, {}).items():
-            values = [results.score.scale * point.mean for _, point in points]
-            style = look(results, method)
-            panel.plot([n for n, _ in points], values, marker="o", label=names.method(method), gid=method, **style)
-        panel.set_title(f"{names.dataset(data)}, {metric}", loc="left")
+    figure, panels = _panels(2 * len(over), height=3.1)
+    found, seeds_of = looks(results.methods), set()
+    for panel, (data, metric) in zip(panels, [(d, m) for d in over for m in ("before", "after")], strict=False):
+        by_method = over[data].get(metric, {})
+        for i, (method, points) in enumerate(by_method.items()):
+            line = _line([p for _, p in points], results.score.scale, [float(n) for n, _ in points])
+            style = found[method].style | {"linewidth": 2.6 if method == results.focus else 1.4}
+            panel.plot(line.x, line.mean, marker="o", label=names.method(method), gid=method, **style)
+            shift = 1 + 0.01 * (i - len(by_method) / 2)  # bars beside each other
+            for x, low, high in zip(line.x, line.low, line.high, strict=True):
+                if low is not None:
+                    at = {"color": style["color"], "linewidth": 1, "alpha": 0.7, "gid": f"{method} interval"}
+                    panel.plot([x * shift] * 2, [low, high], **at)
+            seeds_of.add(line.num_seeds)
+        panel.set_title(f"{data}, {metric}", loc="left")
         panel.set_xlabel("clients")
         panel.set_ylabel(results.score.axis())
+        if results.score.unit:
+            low, high = panel.get_ylim()
+            panel.set_ylim(max(0, low), min(100.5, high))
         panel.grid(alpha=0.25)
-    _legend(figure, panels)
+    _legend(figure, panels, caption=caption(seeds_of, drawn="bars"))
     return figure
 
 
@@ -173,16 +195,23 @@ def _panels(count: int, *, height: float, names_of: list[str] | None = None) -> 
     return figure, panels[:count]
 
 
-def _legend(figure: Any, panels: list[Any], *, title: str | None = None) -> None:
-    """Add a legend below the panels, in as many columns as its longest label allows; the figure grows by its lines."""
+def _legend(figure: Any, panels: list[Any], *, title: str | None = None, caption: str = "") -> None:
+    """Add a legend below the panels, in as many columns as its longest label allows, and a caption below the legend.
+
+    The figure grows by their lines.
+    """
     found: dict[str, Any] = {}
     for panel in panels:
         for line, label in zip(*panel.get_legend_handles_labels(), strict=True):
             found.setdefault(label, line)
     wide = 0.6 + CHARACTER * max(map(len, found), default=0)
     columns = max(1, min(len(found), int(figure.get_figwidth() / wide)))
-    lines = -(-len(found) // columns) + (title is not None)
+    said = textwrap.wrap(caption, int(figure.get_figwidth() / (0.8 * CHARACTER)))
+    lines = -(-len(found) // columns) + (title is not None) + 0.8 * len(said)
     figure.set_figheight(figure.get_figheight() + 0.2 * lines + 0.1)
-    figure.legend(
-        found.values(), found.keys(), loc="outside lower center", ncols=columns, frameon=False, title=title
-    )  # fmt: skip
+    if said:
+        figure.supxlabel("\n".join(said), x=0.01, ha="left", fontsize=7.5, color="#555555")
+    if found:
+        figure.legend(
+            found.values(), found.keys(), loc="outside lower center", ncols=columns, frameon=False, title=title
+        )

@@ -1,4 +1,4 @@
-"""Sentences about the numbers: FedNCV's worst column, and the gain of its parts. Empty if the runs are missing."""
+"""Sentences about the numbers: the focus's worst column, and the gain of FedNCV's parts. Empty if runs are missing."""
 
 import math
 
@@ -11,7 +11,7 @@ from fedncv.results import Score
 
 
 def findings(results: Results) -> list[str]:
-    """Compare FedNCV with the best other method if there are several columns; give its parts' gains if there is one."""
+    """Compare the focus with the best other method if there are several columns; give the parts' gains if one."""
     if len(results.columns) > 1:
         return _at_worst(results)
     return [said for column in results.columns for said in _parts(column, results.score)]
@@ -19,18 +19,18 @@ def findings(results: Results) -> list[str]:
 
 def _at_worst(results: Results) -> list[str]:
     gaps: list[tuple[Paired, str, str]] = []
-    sure = 0
+    sure, focus = 0, results.focus
     for column in results.columns:
         for metric in METRICS:
             scores = column.scores(metric)
-            others = [method for method in scores if method != OURS and not method.startswith(f"{OURS}:")]
-            if OURS not in scores or not others:
+            others = [method for method in scores if method != focus and not method.startswith(f"{focus}:")]
+            if focus not in scores or not others:
                 continue
             best = max(others, key=lambda method: summary(list(scores[method].values())).mean)
-            gap = paired(scores[OURS], scores[best])
+            gap = paired(scores[focus], scores[best])
             if gap.num_seeds:
                 gaps.append((gap, best, f"{column.title}, {metric} local training"))
-                sure += compare({method: scores[method] for method in (OURS, *others)}).first == OURS
+                sure += compare({method: scores[method] for method in (focus, *others)}).first == focus
     if not gaps:
         return []
     ahead = sum(gap.difference > 0 for gap, _, _ in gaps)
@@ -41,8 +41,8 @@ def _at_worst(results: Results) -> list[str]:
         by = f"{results.score.show(abs(gap.difference), 2)}{points} {'above' if gap.difference > 0 else 'below'}"
     interval = f" (95 %: {_ends(gap, results.score)})" if not math.isnan(gap.low) else ""
     return [
-        f"FedNCV is better than the best other method in {ahead} of {len(gaps)} columns; in {sure} of them every "
-        "paired 95 % interval against every other method is above zero.",
+        f"{names.method(focus)} is better than the best other method in {ahead} of {len(gaps)} columns; in {sure} of "
+        "them every paired 95 % interval against every other method is above zero.",
         f"At worst it is {by} {names.method(best)}{interval}: {where}.",
     ]
 

@@ -1,7 +1,8 @@
-"""Read everything a report needs from a study's folder or from any folder of runs.
+"""Read everything a report needs from a study's folder, from any folder of runs, or from several of them.
 
-Only finished runs are averaged. All others are listed with the reason. Runs of different protocols are an error that
-lists the fields that differ.
+Only finished runs are averaged. All others are listed with the reason. Runs of one folder that follow different
+protocols are an error that lists the fields that differ. Several folders may differ: a method that they ran with
+different settings is shown once for each folder, and different data or partitions are columns of their own.
 """
 
 import json
@@ -11,13 +12,16 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedncv.config import RunConfig, Settings, read_toml
+from fedncv.config import RunConfig, Settings, named, read_toml
+from fedncv.figures import APART
 from fedncv.report import names, paper
 from fedncv.results import CONFIG, PERCENT, TIMING, Run, Score, check_folder, read_config, read_runs
 from fedncv.study import FILE, NEUTRAL, TUNING, Study, read_study
 
 NO_SEED = -1  # of a run whose config cannot be read
 DEPTH = 4  # levels of folders below the given one
+# Settings that decide which samples a client trains and is tested on: runs that differ in them share no column.
+PROBLEM = (*(name for name in named("samples") if name not in NEUTRAL), "stream", "clients", "task")
 
 
 class Missing(NamedTuple):
@@ -42,6 +46,8 @@ class Column:
     settings: Settings
     runs: dict[str, list[Run]]  # method -> its finished runs, by seed
     folder: Path | None = None  # the study's folder of this column
+    where: str = ""  # the dataset's name on the page
+    apart: str = ""  # the folders, if another column has the same name
 
     @property
     def data(self) -> str:
@@ -70,10 +76,11 @@ class Column:
 
     @property
     def title(self) -> str:
-        where, variant = names.dataset(self.data), self.name.partition("/")[2]
+        variant = self.name.partition(APART)[0].partition("/")[2]
         if variant == f"clients-{self.clients}":
-            return f"{where}, {self.clients:,} clients"
-        return f"{where}, {variant.replace('-', ' ')}" if variant else where
+            variant = f"{self.clients:,} clients"
+        words = ", ".join(filter(None, [self.where or names.dataset(self.data), variant.replace("-", " ")]))
+        return f"{words} ({self.apart})" if self.apart else words
 
     def scores(self, metric: str) -> dict[str, dict[int, float]]:
         """Return method -> seed -> final value; a method without one is left out."""
@@ -91,38 +98,104 @@ class Column:
         return sum(known) / len(known) if known else None
 
 
-class Results(NamedTuple):
+class Source(NamedTuple):
+    """One folder that a report is made from."""
+
     folder: Path
-    title: str
+    label: str  # its shortest name that no other source has
     study: Study | None
     made_with: dict[str, str]  # the command and versions, if the study has them
+    runs: list[Run]  # also unfinished ones
+
+
+class Results(NamedTuple):
+    folder: Path  # where the page is
+    title: str
+    sources: list[Source]
     columns: list[Column]
     methods: list[str]
     missing: list[Missing]
     num_planned: int
     differing: list[str]  # fields that may differ, and do
+    apart: list[str]  # the settings in which several folders differ, in words
+    ids: dict[str, str]  # the text of a method -> its name in this report
+
+    @property
+    def study(self) -> Study | None:
+        """The study, if the report is about one folder."""
+        return self.sources[0].study if len(self.sources) == 1 else None
+
+    @property
+    def is_of_paper(self) -> bool:
+        """Whether this is a table or a figure of the paper, with any of its datasets."""
+        return self.study is not None and paper.is_of(self.study.name, self.study.datasets)
 
     @property
     def num_finished(self) -> int:
-        return sum(len(runs) for column in self.columns for runs in column.runs.values())
+        return len(self.finished)
+
+    @property
+    def finished(self) -> list[Run]:
+        return [run for column in self.columns for runs in column.runs.values() for run in runs]
 
     @property
     def score(self) -> Score:
-        """The score to compare; all runs have the same task."""
-        scores = (run.score for column in self.columns for runs in column.runs.values() for run in runs)
-        return next(scores, PERCENT)
+        """The score to compare; all runs have the same one."""
+        return next((run.score for run in self.finished), PERCENT)
 
     @property
     def protocol(self) -> RunConfig:
         """The settings that all runs share."""
-        finished = (run.config for column in self.columns for runs in column.runs.values() for run in runs)
-        planned = (cell.config for cell in (self.study.cells() if self.study else []))
-        return next(finished, None) or next(planned)
+        planned = (cell.config for source in self.sources if source.study for cell in source.study.cells())
+        return next((run.config for run in self.finished), None) or next(planned)
+
+    @property
+    def focus(self) -> str:
+        """The method that the page is about: the only one of the user's own, or else FedNCV; empty if it is absent."""
+        own = [method for method in self.methods if not names.is_listed(method.partition(APART)[0])]
+        ours = names.OURS if names.OURS in self.methods else ""
+        return own[0] if len(own) == 1 else ours
 
 
-def gather(folder: Path, *, allow: tuple[str, ...] = ()) -> Results:
-    """Read all results. ``allow`` names fields in which the runs of one table may differ."""
-    check_folder(folder)
+class Read(NamedTuple):
+    """The content of one folder."""
+
+    source: Source
+    columns: list[Column]
+    missing: list[Missing]
+    num_planned: int
+
+
+def gather(*folders: Path, allow: tuple[str, ...] = (), out: Path | None = None) -> Results:
+    """Read all results. ``allow`` names fields in which the runs of one folder may differ."""
+    for folder in folders:
+        check_folder(folder)
+    places = [folder.resolve() for folder in folders]
+    for folder, place in zip(folders, places, strict=True):
+        if places.count(place) > 1:
+            raise ValueError(f"{folder} is named twice; name every folder once")
+    found = [_read(folder, label, allow) for folder, label in zip(folders, _labels(folders), strict=True)]
+    _check_scores(found)
+    ids = names.short([method for read in found for method in _methods(read)])
+    columns, missing = join([_renamed(read, ids) for read in found])
+    listed = [ids[method] for read in found for method in _methods(read)]
+    shown = list(dict.fromkeys([*(m for c in columns for m in c.runs), *(m.method for m in missing if m.seed >= 0)]))
+    each = [[m for m in shown if m.partition(APART)[0] == method] or [method] for method in dict.fromkeys(listed)]
+    return Results(
+        folder=out or folders[0],
+        title=_title(found),
+        sources=[read.source for read in found],
+        columns=_titled(columns),
+        methods=[method for group in each for method in group],
+        missing=missing,
+        num_planned=sum(read.num_planned for read in found),
+        differing=_differing([run for read in found for run in read.source.runs]),
+        apart=_apart([read.source for read in found]),
+        ids=ids,
+    )
+
+
+def _read(folder: Path, label: str, allow: tuple[str, ...]) -> Read:
     study = read_study(folder) if (folder / FILE).exists() else None
     paths = _find(folder)
     if not paths and study is None:
@@ -134,7 +207,7 @@ def gather(folder: Path, *, allow: tuple[str, ...] = ()) -> Results:
         allow = (*allow, "clients", "per_round")
     if study is not None:
         allow = (*allow, *{name for changes in study.variants.values() for name in changes})
-    differing = _check_protocol(folder, runs, allow)
+    _check_protocol(folder, runs, allow)
     columns, missing = _columns(folder, study, runs, unreadable)
     if study is None and not any(column.runs for column in columns):
         first = missing[0]
@@ -146,11 +219,38 @@ def gather(folder: Path, *, allow: tuple[str, ...] = ()) -> Results:
     for error in unreadable.values():
         print(f"left out: {error}", file=sys.stderr)
     planned = len(study.cells()) if study else len(runs) + len(unreadable)
-    listed = list(study.methods) if study else []
-    methods = list(dict.fromkeys([*listed, *(method for column in columns for method in column.runs)]))
-    title = study.title if study else folder.resolve().name
     made_with = read_toml(folder / FILE).get("made_with", {}) if study else {}
-    return Results(folder, title, study, made_with, columns, methods, missing, planned, differing)
+    return Read(Source(folder, label, study, made_with, runs), columns, missing, planned)
+
+
+def _methods(read: Read) -> list[str]:
+    """Return the texts of the folder's methods, planned ones first."""
+    planned = read.source.study.methods if read.source.study else ()
+    return list(dict.fromkeys([*planned, *(run.config.method for run in read.source.runs)]))
+
+
+def _labels(folders: tuple[Path, ...]) -> list[str]:
+    """Return the name of each folder, or its path where two have one name."""
+    last = [folder.resolve().name for folder in folders]
+    return [name if last.count(name) == 1 else str(folder) for folder, name in zip(folders, last, strict=True)]
+
+
+def _title(found: list[Read]) -> str:
+    """Return the study's title where it is true: those of the paper are about its datasets."""
+    if len(found) > 1:
+        return ", ".join(read.source.label for read in found)
+    ((source, columns, *_),) = found
+    study = source.study
+    if study is None:
+        return source.folder.resolve().name
+    if all(data in names.DATASETS for data in study.datasets):
+        return paper.title(study.title, study.datasets)
+    return f"{source.folder.resolve().name}: {', '.join(dict.fromkeys(column.title for column in _titled(columns)))}"
+
+
+def _titled(columns: list[Column]) -> list[Column]:
+    shown = names.datasets([column.data for column in columns])
+    return [replace(column, where=shown[column.data]) for column in columns]
 
 
 def _find(folder: Path) -> list[Path]:
@@ -163,26 +263,46 @@ def _find(folder: Path) -> list[Path]:
     return sorted(found)
 
 
-def _check_protocol(folder: Path, runs: list[Run], allow: tuple[str, ...]) -> list[str]:
-    """Return the permitted fields that differ; raise ValueError with those that differ without permission."""
-    differing, refused = [], []
-    for f in fields(RunConfig):
-        if f.name in ("method", "seed", "data", *NEUTRAL):
-            continue
-        values: dict[Any, Run] = {}
-        for run in runs:
-            values.setdefault(getattr(run.config, f.name), run)
-        if len(values) > 1:
-            differing.append(f.name)
-            if f.name not in allow:
-                examples = [f"{value!r} in {run.folder.relative_to(folder)}" for value, run in list(values.items())[:2]]
-                refused.append(f"{f.name} ({', '.join(examples)})")
+def _check_protocol(folder: Path, runs: list[Run], allow: tuple[str, ...]) -> None:
+    """Raise ValueError with the fields that differ without permission."""
+    refused = []
+    for name in _differing(runs):
+        if name not in allow:
+            values: dict[Any, Run] = {}
+            for run in runs:
+                values.setdefault(getattr(run.config, name), run)
+            examples = [f"{value!r} in {run.folder.relative_to(folder)}" for value, run in list(values.items())[:2]]
+            refused.append(f"{name} ({', '.join(examples)})")
     if refused:
         raise ValueError(
             f"these runs follow different protocols and cannot share a table: {'; '.join(refused)}; "
             f"report them separately, or permit it with --allow {' '.join(word.split()[0] for word in refused)}"
         )
-    return differing
+
+
+def _differing(runs: list[Run]) -> list[str]:
+    """Return the settings that change the numbers and are not the same in all runs; several datasets are columns."""
+    compared = [f.name for f in fields(RunConfig) if f.name not in ("method", "seed", "data", *NEUTRAL)]
+    return [name for name in compared if len({getattr(run.config, name) for run in runs}) > 1]
+
+
+def _apart(sources: list[Source]) -> list[str]:
+    """Return in words the settings in which the sources differ: "rounds: 20 in a, 40 in b"."""
+    said = []
+    for name in ["data", *_differing([run for source in sources for run in source.runs])]:
+        values = [dict.fromkeys(str(getattr(run.config, name)) for run in source.runs) for source in sources]
+        if any(set(each) != set(values[0]) for each in values):
+            words = [f"{', '.join(v) or 'none'} in {s.label}" for v, s in zip(values, sources, strict=True)]
+            said.append(f"{name}: {'; '.join(words)}")
+    return said
+
+
+def _check_scores(found: list[Read]) -> None:
+    """Raise ValueError if the folders measure different scores, which cannot share a table."""
+    scores = {run.score.name: read.source.label for read in found for run in read.source.runs if run.rows}
+    if len(scores) > 1:
+        words = ", ".join(f"{name} in {label}" for name, label in scores.items())
+        raise ValueError(f"these runs measure different scores ({words}); report them separately")
 
 
 def _columns(
@@ -241,6 +361,74 @@ def _unreadable(folder: Path, path: Path, error: str, study: Study | None) -> Mi
     return Missing(config.data, config.method, config.seed, "unreadable", error)
 
 
+# ---- several folders -----------------------------------------------------------------------------------
+
+
+def _renamed(read: Read, ids: dict[str, str]) -> Read:
+    """Return the folder with short names of the methods."""
+    columns = [replace(c, runs={ids[method]: runs for method, runs in c.runs.items()}) for c in read.columns]
+    missing = [each._replace(method=ids.get(each.method, each.method)) for each in read.missing]
+    return read._replace(columns=columns, missing=missing)
+
+
+def join(found: list[Read]) -> tuple[list[Column], list[Missing]]:
+    """Return the columns and the missing runs of all folders.
+
+    Columns of one name are one column if their clients hold the same samples. In it, a method that two folders ran
+    with equal settings is one method; equal runs count once. With other settings, or other numbers for a seed, it is
+    a method of its own for each folder.
+    """
+    if len(found) == 1:
+        return found[0].columns, found[0].missing
+    groups: dict[tuple[Any, ...], list[tuple[Read, Column]]] = {}
+    for read in found:
+        for column in read.columns:
+            problem = tuple(getattr(column.settings, name) for name in PROBLEM)
+            groups.setdefault((column.name, *problem), []).append((read, column))
+    columns, missing = [], []
+    for (name, *_), group in groups.items():
+        twice = sum(other == name for other, *_ in groups) > 1
+        labels = ", ".join(read.source.label for read, _ in group)
+        new = f"{name}{APART}{labels}" if twice else name
+        runs, renamed = _pooled(group)
+        first = group[0][1]
+        columns.append(replace(first, name=new, runs=runs, apart=labels if twice else ""))
+        for read, column in group:
+            absent = [each for each in read.missing if each.column == column.name]
+            missing += [
+                each._replace(column=new, method=renamed.get((read.source.label, each.method), each.method))
+                for each in absent
+            ]
+    placed = {(id(read), column.name) for group in groups.values() for read, column in group}
+    lost = [each for read in found for each in read.missing if (id(read), each.column) not in placed]
+    return columns, missing + lost
+
+
+def _pooled(group: list[tuple[Read, Column]]) -> tuple[dict[str, list[Run]], dict[tuple[str, str], str]]:
+    """Return the runs of one column by method, and (folder, method) -> the name of a method that is told apart."""
+    pooled: dict[str, list[Run]] = {}
+    renamed: dict[tuple[str, str], str] = {}
+    for method in dict.fromkeys(method for _, column in group for method in column.runs):
+        theirs = {read.source.label: column.runs[method] for read, column in group if method in column.runs}
+        if _agree([run for runs in theirs.values() for run in runs]):
+            once = {run.config.seed: run for runs in reversed(theirs.values()) for run in runs}
+            pooled[method] = [once[seed] for seed in sorted(once)]
+            continue
+        for label, runs in theirs.items():
+            renamed[label, method] = f"{method}{APART}{label}"
+            pooled[renamed[label, method]] = runs
+    return pooled, renamed
+
+
+def _agree(runs: list[Run]) -> bool:
+    """Return whether the runs are seeds of one method with equal settings, and equal if they have one seed."""
+    rows = {run.config.seed: run.rows for run in runs}
+    return not _differing(runs) and all(run.rows == rows[run.config.seed] for run in runs)
+
+
+# ---- clocks --------------------------------------------------------------------------------------------
+
+
 def seconds(run: Run) -> float | None:
     """Return the sum of the run's clocks; None if they are lost. Runs that trained together have equal shares."""
     path = run.folder / TIMING
@@ -253,19 +441,3 @@ def seconds(run: Run) -> float | None:
         except (ValueError, KeyError, TypeError):
             return None
     return total if math.isfinite(total) else None
-
-
-def command(results: Results) -> str:
-    """Return the command that repeats these runs."""
-    if results.made_with.get("command"):
-        return results.made_with["command"]
-    config, plain = results.protocol, RunConfig()
-    words = ["fedncv run"]
-    shared = replace(config, method=plain.method, seed=plain.seed, data_dir="")
-    for f in fields(RunConfig):
-        if getattr(shared, f.name) != getattr(plain, f.name):
-            words.append(f"--{f.name.replace('_', '-')} {getattr(shared, f.name)}")
-    seeds = sorted({run.config.seed for c in results.columns for runs in c.runs.values() for run in runs})
-    words.append(f"--method {' '.join(results.methods)}")
-    words.append(f"--seeds {' '.join(map(str, seeds))}")
-    return " ".join(words)

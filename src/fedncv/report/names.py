@@ -1,8 +1,15 @@
-"""Display names of methods, datasets and metrics."""
+"""Display names of methods, datasets and metrics.
+
+A method or dataset of the user's own is `package.module:function`, or `custom:name#fingerprint` if it was an object in
+Python; data can also be files, `table:path=…`. Headings show the short name, and more only where two share it.
+"""
 
 import re
+from pathlib import PurePath
 
 from fedncv.catalogue import methods as listed_methods
+from fedncv.config import CUSTOM
+from fedncv.figures import APART
 
 OURS = "fedncv"
 METHODS = {name: about.title for name, about in listed_methods().items()}
@@ -61,6 +68,36 @@ METRICS = {
 }
 
 
+def is_listed(method: str) -> bool:
+    """Return whether the method, without its knobs and switches, is a built-in one."""
+    return re.split(r"[:+]", method, maxsplit=1)[0] in METHODS
+
+
+def short(methods: list[str]) -> dict[str, str]:
+    """Return text -> the name in a report: without the module or the fingerprint, unless another one has that name.
+
+    >>> list(short(["fedavg", "my.code:mine:mu=1+prior", "custom:ditto#1f", "custom:fedavg#3d"]).values())
+    ['fedavg', 'mine:mu=1+prior', 'ditto', 'custom:fedavg#3d']
+    >>> list(short(["custom:ditto#1f", "custom:ditto#2e"]).values())
+    ['custom:ditto#1f', 'custom:ditto#2e']
+    """
+    brief = {text: _brief(text) for text in methods}
+    taken = list(brief.values())
+    return {
+        text: name if taken.count(name) == 1 and (name == text or not is_listed(name)) else text
+        for text, name in brief.items()
+    }
+
+
+def _brief(text: str) -> str:
+    """Return an own method or dataset without its module or fingerprint; any other text as it is."""
+    if found := re.fullmatch(r"custom:(.+?)(#\w+)?(\+.*)?", text):
+        return found[1] + (found[3] or "")
+    if found := re.fullmatch(r"[\w.]*\.?\w+:([A-Za-z_]\w*)((?:[:+].*)?)", text):
+        return found[1] + found[2]
+    return text
+
+
 def method(text: str) -> str:
     """fedprox:mu=0.1+prior -> FedProx, mu 0.1 + prior.
 
@@ -68,14 +105,30 @@ def method(text: str) -> str:
     'FedProx, mu 0.1, server_lr 2 + prior, tau 1'
     >>> method("fedncv:memory=adaptive,drift=off")
     'FedNCV with server memory, without drift correction'
+    >>> method("fedavg @ runs/a"), method("custom:ditto#1f+prior"), method("my.code:mine:mu=1"), method("custom")
+    ('FedAvg (runs/a)', 'ditto #1f + prior', 'my.code:mine, mu 1', 'own method')
     """
+    text, apart, folder = text.partition(APART)
+    if apart:
+        return f"{method(text)} ({folder})"
     parts = []
     for part in re.split(r"\+(?=[a-z])", text):
-        name, _, rest = part.partition(":")
+        name, rest = _name_and_knobs(part)
         knobs = [knob for knob in rest.split(",") if knob]
         said = _variant(knobs) if name == OURS else _with_knobs(METHODS.get(name, name), knobs)
         parts.append(said)
     return " + ".join(parts)
+
+
+def _name_and_knobs(part: str) -> tuple[str, str]:
+    if part == CUSTOM:
+        return "own method", ""
+    if found := re.fullmatch(rf"{CUSTOM}:(.+)", part):
+        return found[1].replace("#", " #"), ""
+    if found := re.fullmatch(r"([\w.]+:[A-Za-z_]\w*)(?::(.*))?", part):  # package.module:function:knobs
+        return found[1], found[2] or ""
+    name, _, rest = part.partition(":")
+    return name, rest
 
 
 def _with_knobs(name: str, knobs: list[str]) -> str:
@@ -94,12 +147,52 @@ def _variant(knobs: list[str]) -> str:
     return _with_knobs(" ".join([name, ", ".join(words)]).strip(), others)
 
 
-def dataset(name: str) -> str:
-    return DATASETS.get(name, name)
+def dataset(text: str) -> str:
+    """
+    >>> dataset("cifar10"), dataset('table:path="/my data/a,b.csv",y=sick'), dataset("my.code:patients:year=2020")
+    ('CIFAR-10', 'a,b.csv', 'patients, year 2020')
+    >>> dataset("custom:breast cancer#1f"), dataset("custom"), dataset("folder:path=/data/birds,size=32")
+    ('breast cancer', 'own data', 'birds')
+    """
+    if text == CUSTOM:
+        return "own data"
+    if path := re.search(r'(?<=[:,])path=(?:"((?:[^"\\]|\\.)*)"|([^,]*))', text):
+        found = path[2] if path[1] is None else re.sub(r"\\(.)", r"\1", path[1])
+        return PurePath(found).name or text
+    brief = _brief(text)
+    if brief == text:
+        return DATASETS.get(text, text)
+    name, _, knobs = brief.partition(":")
+    return _with_knobs(name, knobs.split(",") if knobs else [])
+
+
+def datasets(texts: list[str]) -> dict[str, str]:
+    """Return the text of each dataset -> its heading; the whole text where two have one heading."""
+    brief = {text: dataset(text) for text in texts}
+    shown = list(brief.values())
+    return {text: name if shown.count(name) == 1 else text for text, name in brief.items()}
+
+
+def thing(text: str) -> str:
+    """
+    >>> thing("lenet5"), thing("my.code:net"), thing("custom:net#1f"), thing("custom")
+    ('lenet5', 'net', 'net', 'own')
+    """
+    return "own" if text == CUSTOM else _brief(text)
 
 
 def metric(name: str) -> str:
-    return METRICS.get(name, name.replace("_", " "))
+    """
+    >>> metric("before"), metric("after_f1_macro"), metric("before_f1_macro_client_mean")
+    ('before local training', 'after, f1 macro', 'before, f1 macro, mean over clients')
+    """
+    if name in METRICS:
+        return METRICS[name]
+    found = re.fullmatch(r"(before|after)_(.+?)(_client_mean|_worst_decile)?", name)
+    if found is None:
+        return name.replace("_", " ")
+    over = {"_client_mean": ", mean over clients", "_worst_decile": ", worst tenth of clients"}.get(found[3] or "", "")
+    return f"{found[1]}, {found[2].replace('_', ' ')}{over}"
 
 
 def traffic(number: float) -> str:

@@ -13,8 +13,8 @@ function make(name, attributes = {}, parent = null, text = null) {
   return node;
 }
 
-// The first method (FedNCV) has its own colour; the others share seven colours, with a new dash for each set of seven.
-const look = (i) => (i ? { colour: `var(--c${1 + ((i - 1) % 7)})`, dash: DASHES[Math.floor((i - 1) / 7) % DASHES.length] } : { colour: "var(--c0)", dash: "" });
+// A method's colour and line are the same in all charts, and in the figures beside the page.
+const look = (i) => ({ colour: `var(--c${data.methods[i].colour})`, dash: DASHES[data.methods[i].line] });
 
 // Round steps of 1, 2 or 5 times a power of ten, about `count` of them.
 function ticks(low, high, count) {
@@ -88,8 +88,11 @@ function chart(root, groups) {
 
   function draw() {
     const width = Math.max(280, canvas.clientWidth - 20), height = Math.round(Math.min(480, Math.max(270, width * 0.58)));
-    const pad = { left: 46, right: 14, top: 24, bottom: 42 };
     const everyone = lines(), visible = everyone.filter((l) => !state.off.has(l.method));
+    // bands of many lines, or of few seeds, are hard to read: then each line has a bar at its end, the highlighted one a band
+    const many = visible.length > 6 || visible.some((l) => l.points.at(-1)[SEEDS] < 5), each = root.dataset.chart === "scale";
+    const beside = Math.min(4, 60 / Math.max(1, visible.length));
+    const pad = { left: 46, right: 14 + (many && !each ? beside * (visible.length + 1) : 0), top: 24, bottom: 42 };
     const [column, axisName, unit] = X[state.x];
     const xs = visible.flatMap((l) => l.points.map((p) => p[column]));
     const floor = percent() && root.dataset.kind === "score" ? groups[state.group].floor : null;
@@ -104,8 +107,7 @@ function chart(root, groups) {
     svg.replaceChildren();
     svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
     svg.setAttribute("aria-label", `${groups[state.group].title}: ${data.metrics[state.metric] || state.metric} against ${axisName}; arrow keys move along it`);
-    // bands of many lines, or of few seeds, are hard to read: then only the highlighted line has one
-    svg.classList.toggle("many", visible.length > 6 || visible.some((l) => l.points.at(-1)[SEEDS] < 5));
+    svg.classList.toggle("many", many);
     const scale = percent() ? 100 : 1;
     for (const v of ticks(y0 * scale, y1 * scale, 6)) {
       make("svg:line", { class: "grid", x1: pad.left, x2: width - pad.right, y1: py(v / scale), y2: py(v / scale) }, svg);
@@ -120,7 +122,7 @@ function chart(root, groups) {
       make("svg:line", { class: "floorline", x1: pad.left, x2: width - pad.right, y1: py(floor), y2: py(floor) }, svg);
       make("svg:text", { class: "floorname", x: pad.left + 4, y: py(floor) - 6 }, svg, "label prior alone");
     }
-    for (const line of [...visible].reverse()) {
+    for (const [order, line] of [...visible.entries()].reverse()) {
       const { colour, dash } = look(line.index), at = line.points.map((p) => [px(p[column]), py(p[MEAN])]);
       const names = [line.method === data.ours ? "ours" : "", state.focus ? (state.focus === line.method ? "focus" : "dim") : ""].join(" ");
       const group = make("svg:g", { class: names.trim(), "data-method": line.method }, svg);
@@ -128,6 +130,12 @@ function chart(root, groups) {
       if (banded.length > 1) {
         const up = banded.map((p) => `${px(p[column])},${py(p[HIGH])}`), down = banded.map((p) => `${px(p[column])},${py(p[LOW])}`).reverse();
         make("svg:polygon", { class: "band", points: [...up, ...down].join(" "), fill: colour, "clip-path": `url(#${root.id}-clip)` }, group);
+      }
+      // intervals that are not bands, clipped at the edge of the chart
+      for (const p of banded.filter((p) => each || (many && p === line.points.at(-1)))) {
+        const x = px(p[column]) + (each ? (order - visible.length / 2) * 2 : beside * (order + 1));
+        const [top, low] = [Math.max(pad.top, py(p[HIGH])), Math.min(height - pad.bottom, py(p[LOW]))];
+        if (low > top) make("svg:line", { class: "ends", x1: x, x2: x, y1: top, y2: low, stroke: colour }, group);
       }
       make("svg:polyline", { class: "line", points: at.map((p) => p.join(",")).join(" "), stroke: colour, "stroke-dasharray": dash }, group);
       line.points.forEach((p, i) => {

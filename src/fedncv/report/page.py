@@ -2,20 +2,29 @@
 
 import json
 import math
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
-from fedncv.report import names, parts, sections, series, variance
+from fedncv.figures import looks
+from fedncv.report import metrics, names, partition, parts, sections, series, variance
 from fedncv.report.gather import Results
-from fedncv.report.names import OURS
 from fedncv.report.table import MainTable
 from fedncv.report.verdict import Claim
 
 HERE = Path(__file__).parent
 
 
-def page(results: Results, table: MainTable, claims: list[Claim], *, target: float | None = None) -> str:
+def page(
+    results: Results,
+    table: MainTable,
+    claims: list[Claim],
+    *,
+    target: float | None = None,
+    written: Sequence[Path] = (),
+) -> str:
+    """Return the page; ``written`` are the files beside it, for its links."""
     data = chart_data(results)
     score, called = results.score, results.score.name.capitalize()
     beside = "; below it the paper's value" if table.beside_paper else ""
@@ -23,17 +32,19 @@ def page(results: Results, table: MainTable, claims: list[Claim], *, target: flo
         ("verdict", "Verdict", "", sections.verdict(results, table, claims) + sections.missing(results)),
         ("table", "Results", f"{score.axis().capitalize()}{TABLE_WORDS.format(beside=beside)}",
          sections.main_table(table) + sections.standings(table)),
+        ("metrics", "More metrics", METRIC_WORDS, metrics.section(results)),
         ("gain", "Gain and cost", "", parts.section(results)),
         ("curves", "Curves", CURVE_WORDS, _chart("curves", "round samples bytes", "score")
          if data["curves"] else ""),
         ("scale", "More clients", f"{called}{SCALE_WORDS}",
          _chart("scale", "clients", "score") if data["scale"] else ""),
         ("clients", "Clients", f"{called}{CLIENT_WORDS}", sections.clients(results)),
-        ("partition", "Partition", "", sections.partitions(results)),
+        ("partition", "Partition", "", partition.section(results)),
         ("variance", "Variance", VARIANCE_WORDS, variance.section(results) + _chart("variance", "round samples bytes",
          "variance") if data["variance"] else ""),
         ("work", "Work and cost", WORK_WORDS, sections.work(results, target)),
         ("repeat", "Repeat it", "", sections.repeat(results)),
+        ("files", "Files", "", sections.files(results, list(written))),
     ]  # fmt: skip
     content = [part for part in content if part[3]]
     links = "".join(f'<li><a href="#{key}">{title}</a></li>' for key, title, _, _ in content)
@@ -44,16 +55,22 @@ def page(results: Results, table: MainTable, claims: list[Claim], *, target: flo
         for key, title, words, text in content
     )
     config = results.protocol
-    where = ", ".join(dict.fromkeys(names.dataset(column.data) for column in results.columns))
+    where = ", ".join(dict.fromkeys(column.where or names.dataset(column.data) for column in results.columns))
     drawn = "" if "per_round" in results.differing else f" of {config.per_round} clients"
-    per = f"{config.rounds} rounds{drawn}, {config.epochs} local epochs, batch {config.batch_size}"
+    counts = {"rounds": "rounds", "epochs": "local epochs"}
+    rounds, epochs = (
+        f"{'various' if name in results.differing else getattr(config, name)} {word}" for name, word in counts.items()
+    )
+    per = f"{rounds}{drawn}, {epochs}" + ("" if "batch_size" in results.differing else f", batch {config.batch_size}")
     skew = "" if "partition" in results.differing else f"{config.partition} · "
     population = "" if "clients" in results.differing else f"{config.clients} clients{', ' if skew else ' · '}"
-    facts = f"{where} · {population}{skew}{per} · {config.model}"
+    model = "various models" if "model" in results.differing else names.thing(config.model)
+    facts = f"{where} · {population}{skew}{per} · {model}"
     fill = {
         "title": escape(results.title),
         "facts": escape(facts),
         "state": escape(sections.state(results)),
+        "machine": escape(sections.machine_line(results)),
         "links": links,
         "body": body,
         "css": (HERE / "page.css").read_text(encoding="utf-8"),
@@ -84,7 +101,7 @@ def chart_data(results: Results) -> dict[str, Any]:
         if other:
             probes.append({"title": column.title, "floor": None, "metrics": _points(other)})
     scale = [
-        {"title": names.dataset(data), "floor": None, "metrics": {
+        {"title": data, "floor": None, "metrics": {
             metric: {method: [[clients, 0, 0, *_rounded(point)] for clients, point in points]
                      for method, points in lines.items()}
             for metric, lines in metrics.items()
@@ -92,12 +109,15 @@ def chart_data(results: Results) -> dict[str, Any]:
         for data, metrics in series.over_clients(results).items()
     ]  # fmt: skip
     wanted = {metric for group in (*accuracy, *probes) for metric in group["metrics"]}
-    ordered = sorted(results.methods, key=lambda method: method != OURS)  # FedNCV has the first colour
+    look = looks(results.methods)
     return {
-        "ours": OURS,
+        "ours": results.focus,
         "score": results.score.name,
         "percent": bool(results.score.unit),
-        "methods": [{"id": method, "label": names.method(method)} for method in ordered],
+        "methods": [
+            {"id": method, "label": names.method(method), "colour": look[method].colour, "line": look[method].line}
+            for method in results.methods
+        ],
         "metrics": {metric: names.metric(metric) for metric in sorted(wanted)},
         "curves": accuracy,
         "variance": probes,
@@ -125,20 +145,26 @@ TABLE_WORDS = (
     "<b>Bold</b>: best mean. <u>Underlined</u>: second. ★: significantly first: every paired 95 % interval against "
     "every other method is above zero. Click a heading to sort."
 )
+METRIC_WORDS = "At the end of the runs, mean ± deviation over seeds. Undefined values are left out."
 CURVE_WORDS = (
-    "Mean over seeds. Click a name to hide or show its line. Point at a name to highlight its line with the 95 % "
-    "interval. Move over the chart, or use the arrow keys, to read values."
+    "Mean over seeds. Bands, or the bars at the end of the lines, are 95 % intervals by Student's t. Click a name to "
+    "hide or show its line. Point at a name to highlight its line with the interval at every round. Move over the "
+    "chart, or use the arrow keys, to read values."
 )
-SCALE_WORDS = " at the end of runs with more and more clients, each with fewer samples."
+SCALE_WORDS = (
+    " at the end of runs with more and more clients, each with fewer samples; bars: 95 % intervals over seeds."
+)
 CLIENT_WORDS = (
     " of single clients at the end, over all seeds: the line is the median client, the box the middle half, "
-    "the thin bar from the 5th to the 95th percentile."
+    "the thin bar from the 5th to the 95th percentile; the bracket below, with several seeds, the 95 % interval of the "
+    "median client's score over seeds."
 )
 VARIANCE_WORDS = (
     "Variance of the clients' gradients at the model of that round: squared norms summed over parameters. Within: one "
     "mini-batch around its client's gradient. Between: clients around the gradient of all samples. Sampling: the mean "
     "over a round's clients, over draws of clients. Signal: the squared gradient of all samples. The table shows the "
-    "last probe, with 95 % intervals over seeds or, with one seed, over clients."
+    "last probe, with 95 % intervals over seeds or, with one seed, over clients. Vertical lines in the plots are 95 % "
+    "intervals over seeds. Each plot has its method's colour."
 )
 WORK_WORDS = (
     "Work of training, without measurements. Seconds are the run's own clocks; runs that trained together on one "

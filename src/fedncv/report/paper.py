@@ -1,15 +1,27 @@
-"""The paper's numbers: Table 1, and the claims in its text about figures."""
+"""The paper's numbers: Table 1, and the claims in its text about figures.
+
+This module alone decides whether a run is one of the paper's, so that no page speaks of the paper where it is not.
+"""
 
 import csv
-from dataclasses import replace
+import re
+from collections.abc import Iterable
+from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 from fedncv.config import Settings, named
 
-# The protocol of its tables; a column with another protocol has no printed value.
-PROTOCOL = {name: getattr(Settings(), name) for name in named("paper")}
+# Settings that the paper does not state. A column in which any other setting has another value is not the paper's:
+# another model, task or optimizer, clients that fail, …
+OPEN = (
+    "data", "lr", "schedule", "batch_size", "momentum", "weight_decay", "buffers", "test_share", "eval_every",
+    "after_every", "availability", "diverged", "dtype",
+)  # fmt: skip
+PROTOCOL = {
+    f.name: getattr(Settings(), f.name) for f in fields(Settings) if f.name in set(named("protocol")) - set(OPEN)
+}
 # Our name for each of the paper's methods. Its FedNCV is compared with both readings of its equations.
 ROWS = {
     "fedavg": "FedAvg",
@@ -32,6 +44,26 @@ TWELVE = (
     "pfedsim", "fedncv",
 )  # fmt: skip
 PLACE = {"mnist": 2, "fashion_mnist": 2, "svhn": 2, "cinic10": 3}
+
+
+def speaks_of(datasets: Iterable[str]) -> bool:
+    """Return whether the paper has numbers or claims for any of these datasets."""
+    return any(data in (*COLUMNS, *PLACE) for data in datasets)
+
+
+def is_of(study: str, datasets: Iterable[str]) -> bool:
+    """Return whether a study is a table or a figure of the paper, with any of its datasets."""
+    return study in ("table1", "fig1", "fig2", "fig3") and speaks_of(datasets)
+
+
+def title(text: str, datasets: Iterable[str]) -> str:
+    """Return a study's title without the number of a table or figure that has none of these datasets.
+
+    >>> title("Fig. 1: accuracy against rounds", ["digits"]), title("Fig. 1: accuracy against rounds", ["cifar10"])
+    ('Accuracy against rounds', 'Fig. 1: accuracy against rounds')
+    """
+    found = re.fullmatch(r"(?:Table|Fig\.) \d+: (.)(.*)", text)
+    return text if found is None or speaks_of(datasets) else found[1].upper() + found[2]
 
 
 class Printed(NamedTuple):

@@ -8,7 +8,6 @@ from fedncv.comparison import Paired, Summary, paired, summary
 from fedncv.report import names, series, variance
 from fedncv.report.findings import signed
 from fedncv.report.gather import Results
-from fedncv.report.names import OURS
 from fedncv.report.table import METRICS, scaled, spread
 from fedncv.results import Score
 
@@ -19,14 +18,15 @@ SPLIT = ("between", "within")
 class Part(NamedTuple):
     method: str
     scores: list[Summary | None]  # before and after, scaled
-    against: list[Paired | None]  # the same minus FedNCV's, by seed
+    against: list[Paired | None]  # the same minus the reference's, by seed
     split: list[float | None]  # variance between and within clients at the last probe
     spent: series.Spent
 
 
 def parts(results: Results) -> list[Part]:
-    """Return one row per method; none if there are several columns, or nothing to compare FedNCV with."""
-    if len(results.columns) != 1 or OURS not in results.columns[0].runs or len(results.columns[0].runs) < 2:
+    """Return one row per method; none if there are several columns, or nothing to compare the reference with."""
+    base = reference(results)
+    if len(results.columns) != 1 or not base or len(results.columns[0].runs) < 2:
         return []
     (column,) = results.columns
     scores = [column.scores(metric) for metric in METRICS]
@@ -34,13 +34,13 @@ def parts(results: Results) -> list[Part]:
     found = []
     for method in column.runs:
         mine = [each.get(method, {}) for each in scores]
-        gaps = [paired(seeds, each.get(OURS, {})) for seeds, each in zip(mine, scores, strict=True)]
+        gaps = [paired(seeds, each.get(base, {})) for seeds, each in zip(mine, scores, strict=True)]
         ends = [variance.at_the_end(column, method, name) for name in SPLIT]
         found.append(
             Part(
                 method,
                 [scaled(summary(list(seeds.values())), results.score.scale) if seeds else None for seeds in mine],
-                [gap if gap.num_seeds and method != OURS else None for gap in gaps],
+                [gap if gap.num_seeds and method != base else None for gap in gaps],
                 [end.mean if end else None for end in ends],
                 spent[method],
             )
@@ -48,9 +48,16 @@ def parts(results: Results) -> list[Part]:
     return found
 
 
-def heads(rows: list[Part], score: Score) -> list[tuple[str, str]]:
+def reference(results: Results) -> str:
+    """Return the method that the others are compared with: the focus, or else FedAvg; empty if neither has runs."""
+    held = [method for column in results.columns for method in column.runs]
+    return next((method for method in (results.focus, YARDSTICK) if method in held), "")
+
+
+def heads(results: Results, rows: list[Part]) -> list[tuple[str, str]]:
     """Return (group, name) of every column: variances only if a method was probed, relative to FedAvg's if it was."""
-    found = [(score.axis(), metric) for metric in METRICS] + [("minus FedNCV", metric) for metric in METRICS]
+    minus = f"minus {names.method(reference(results))}"
+    found = [(results.score.axis(), metric) for metric in METRICS] + [(minus, metric) for metric in METRICS]
     if _probed(rows):
         of = " / FedAvg" if _yardstick(rows) else ""
         found += [(f"variance{of}", name) for name in SPLIT]
@@ -71,7 +78,7 @@ def cells(row: Part, rows: list[Part], score: Score) -> list[tuple[float | None,
 
 
 def sure(row: Part) -> list[bool]:
-    """Return whether the interval of each difference to FedNCV excludes zero."""
+    """Return whether the interval of each difference to the reference excludes zero."""
     return [gap is not None and (gap.low > 0 or gap.high < 0) for gap in row.against]
 
 
@@ -101,7 +108,7 @@ def to_markdown(results: Results) -> str:
     rows = parts(results)
     if not rows:
         return ""
-    columns = ["method", *(f"{group}, {name}" for group, name in heads(rows, results.score))]
+    columns = ["method", *(f"{group}, {name}" for group, name in heads(results, rows))]
     lines = ["| " + " | ".join(columns) + " |", "| --- |" + " ---: |" * (len(columns) - 1)]
     for row in rows:
         said = [text for _, text in cells(row, rows, results.score)]
@@ -115,7 +122,7 @@ def section(results: Results) -> str:
     rows = parts(results)
     if not rows:
         return ""
-    columns = heads(rows, results.score)
+    columns = heads(results, rows)
     groups = [group for group, _ in columns]
     edges = {1 + groups.index(group) for group in groups}
 
@@ -152,7 +159,7 @@ def words(results: Results, rows: list[Part]) -> str:
     unit = results.score.unit.strip() or results.score.name
     said = [
         f"Before and after: mean ± deviation over seeds, {unit}.",
-        "Minus FedNCV: paired by seed, with the 95 % interval; bold where it excludes zero.",
+        f"Minus {names.method(reference(results))}: paired by seed, with the 95 % interval; bold if it excludes zero.",
     ]
     if _probed(rows):
         of = ", as a multiple of FedAvg's" if _yardstick(rows) else ""

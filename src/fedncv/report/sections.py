@@ -1,25 +1,24 @@
 """The sections of the page without scripts: verdict, tables, spread of clients, partitions, how to repeat the runs."""
 
-import base64
-import io
 import math
+import os
 from dataclasses import fields
 from html import escape
+from pathlib import Path
+from urllib.parse import quote
 
-import numpy as np
-from numpy.typing import NDArray
-
-from fedncv.comparison import paired
+from fedncv.comparison import Summary, paired
 from fedncv.config import Settings
+from fedncv.figures import FEW_SEEDS, looks
 from fedncv.report import names, series
+from fedncv.report import repeat as repeating
 from fedncv.report.findings import findings
-from fedncv.report.gather import Column, Results, command
-from fedncv.report.table import METRICS, Entry, MainTable
+from fedncv.report.gather import Column, Results
+from fedncv.report.table import METRICS as BOTH
+from fedncv.report.table import Entry, MainTable
 from fedncv.report.verdict import AGREES, DIFFERS, PARTLY, Claim, headline
-from fedncv.results import Score
-from fedncv.study import NEUTRAL
-
-Indices = NDArray[np.int64]
+from fedncv.results import CONFIG, MACHINE, METRICS, TIMING, Score
+from fedncv.study import FILE, NEUTRAL
 
 BADGES = {AGREES: "agrees", PARTLY: "part", DIFFERS: "differs"}
 
@@ -33,7 +32,36 @@ def verdict(results: Results, table: MainTable, claims: list[Claim]) -> str:
         cards.append(f'<li class="claim"><h3>{escape(claim.where)} {badge}</h3><dl>{rows}</dl></li>')
     said = f'<p class="headline">{escape(headline(results, table, claims))}</p>'
     said += "".join(f"<p>{escape(finding)}</p>" for finding in findings(results))
+    said += "".join(f'<div class="notice">{each}</div>' for each in (caution(results), *apart(results)) if each)
     return said + (f'<ul class="claims">{"".join(cards)}</ul>' if cards else "")
+
+
+def caution(results: Results) -> str:
+    """Return a warning if a method has few seeds; empty otherwise."""
+    counts = [len(runs) for column in results.columns for runs in column.runs.values()]
+    if not counts or min(counts) >= FEW_SEEDS:
+        return ""
+    if max(counts) == 1:
+        return "<b>One seed:</b> there are no intervals, and differences may be chance. Train more seeds first."
+    seeds = str(min(counts)) if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
+    return (
+        f"<b>Few seeds ({seeds}):</b> intervals over fewer than {FEW_SEEDS} seeds are wide and rough, and “not "
+        "significant” says little. Train more seeds before you conclude."
+    )
+
+
+def apart(results: Results) -> list[str]:
+    """Return the settings in which the folders of the page differ."""
+    if len(results.sources) == 1:
+        return []
+    folders = ", ".join(f"<b>{escape(source.label)}</b>" for source in results.sources)
+    if not results.apart:
+        return [f"Side by side: {folders}. Their settings are equal, so seeds of one method are pooled."]
+    items = "".join(f"<li>{escape(each)}</li>" for each in results.apart)
+    return [
+        f"Side by side: {folders}. They differ in:<ul>{items}</ul>A method with different settings has a row for each "
+        "folder; different data or partitions have their own columns."
+    ]
 
 
 def state(results: Results) -> str:
@@ -67,10 +95,10 @@ def missing(results: Results) -> str:
 
 
 def main_table(table: MainTable) -> str:
-    columns = [column for column, metric in table.keys if metric == METRICS[0]]
+    columns = [column for column, metric in table.keys if metric == BOTH[0]]
     groups = "".join(f'<th class="group" colspan="2">{escape(column.title)}</th>' for column in columns)
     heads = "".join(
-        f'<th data-column="{i}" aria-sort="none" class="{"edge" if metric == METRICS[0] else ""}">'
+        f'<th data-column="{i}" aria-sort="none" class="{"edge" if metric == BOTH[0] else ""}">'
         f'<button type="button">{metric}</button></th>'
         for i, (_, metric) in enumerate(table.keys, start=1)
     )
@@ -91,20 +119,22 @@ def main_table(table: MainTable) -> str:
                     f"{escape(names.method(method))}</th>{cells}</tr>")  # fmt: skip
     floor = []
     for column, metric in table.keys:
-        prior = column.prior() if metric == METRICS[0] else None
-        edge = "edge" if metric == METRICS[0] else ""
+        prior = column.prior() if metric == BOTH[0] else None
+        edge = "edge" if metric == BOTH[0] else ""
         floor.append(f'<td class="{edge}">{"" if prior is None else f"{100 * prior:.2f}"}</td>')
     tail = '<td class="edge"></td>' if ranked else ""
+    foot = f'<tfoot><tr class="floor"><th>label prior alone</th>{"".join(floor)}{tail}</tr></tfoot>'
+    foot = foot if any(column.prior() is not None for column in columns) else ""
     return (
         '<div class="scroll" tabindex="0" role="region" aria-label="Main table"><table class="sortable" id="main">'
         f'<thead><tr><th rowspan="2" data-column="0" aria-sort="none"><button type="button">Method</button></th>'
         f"{groups}</tr><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody>"
-        f'<tfoot><tr class="floor"><th>label prior alone</th>{"".join(floor)}{tail}</tr></tfoot></table></div>'
+        f"{foot}</table></div>"
     )
 
 
 def _cell(entry: Entry, metric: str, score: Score) -> str:
-    edge = "edge" if metric == METRICS[0] else ""
+    edge = "edge" if metric == BOTH[0] else ""
     short = f'<span class="short">{entry.missing} missing</span>' if entry.missing else ""
     paper = f'<span class="paper">{entry.paper.mean:.2f}</span>' if entry.paper else ""
     ours = entry.ours
@@ -166,11 +196,16 @@ def _p(value: float) -> str:
 
 def clients(results: Results) -> str:
     parts = []
+    found = looks(results.methods)
     for i, column in enumerate(results.columns):
         sides = []
         for metric, by_method in series.clients(column).items():
             low, high = (0.0, 1.0) if results.score.unit else _ends(list(by_method.values()))
-            bars = "".join(_bar(names.method(method), q, low, high, results.score) for method, q in by_method.items())
+            bars = "".join(
+                _bar(names.method(method), q, low, high, results.score, found[method].colour,
+                     series.median_client(column, method, metric))
+                for method, q in by_method.items()
+            )  # fmt: skip
             marks = "".join(f"<span>{results.score.show(x, 0)}</span>" for x in (low, (low + high) / 2))
             last = f"<span>{results.score.show(high, 0)}{results.score.unit}</span>"
             scale = f"<span></span><div class='scale'>{marks}{last}</div><span></span>"
@@ -186,58 +221,23 @@ def _ends(quantiles: list[list[float]]) -> tuple[float, float]:
     return low, high if high > low else low + 1.0
 
 
-def _bar(name: str, quantiles: list[float], low: float, high: float, score: Score) -> str:
-    """Return one bar on a track from ``low`` to ``high``."""
+def _bar(name: str, quantiles: list[float], low: float, high: float, score: Score, colour: int, median: Summary) -> str:
+    """Return one bar on a track from ``low`` to ``high``, in the method's colour."""
     words = [score.show(q, 1) for q in quantiles]
     title = f"5 % of clients below {words[0]}, a quarter below {words[1]}, half below {words[2]}, 95 % below {words[4]}"
     q05, q25, q50, q75, q95 = (100 * (q - low) / (high - low) for q in quantiles)
+    ends = ""
+    if median.num_seeds > 1:
+        left, right = (min(100.0, max(0.0, 100 * (end - low) / (high - low))) for end in (median.low, median.high))
+        title += f"; 95 % interval of the median {score.show(median.low, 1)} to {score.show(median.high, 1)}"
+        ends = f"<span class='ends' style='left:{left:.2f}%;width:{right - left:.2f}%'></span>"
     return (
-        f"<span class='name'>{escape(name)}</span><div class='track' role='img' aria-label='{title}' title='{title}'>"
+        f"<span class='name'>{escape(name)}</span><div class='track' role='img' aria-label='{title}' title='{title}' "
+        f"style='--of:var(--c{colour})'>"
         f"<span class='wide' style='left:{q05:.2f}%;width:{q95 - q05:.2f}%'></span>"
         f"<span class='box' style='left:{q25:.2f}%;width:{q75 - q25:.2f}%'></span>"
-        f"<span class='middle' style='left:{q50:.2f}%'></span></div><span class='number'>{words[2]}</span>"
+        f"<span class='middle' style='left:{q50:.2f}%'></span>{ends}</div><span class='number'>{words[2]}</span>"
     )
-
-
-def partitions(results: Results) -> str:
-    parts = []
-    for i, column in enumerate(results.columns):
-        found = series.partition(column)
-        if found is None:
-            continue
-        counts_NK = np.array(found["counts"], dtype=np.int64)
-        picture = _partition_picture(counts_NK)
-        held = np.median((counts_NK > 0).sum(1))
-        sizes = counts_NK.sum(1)
-        caption = (
-            f"{len(counts_NK):,} clients from left to right, sorted by their largest class; {counts_NK.shape[1]} "
-            f"classes from top to bottom; darker is a larger share of the client's samples. Above, sample counts: "
-            f"{sizes.min():,} to {sizes.max():,}. The median client holds {held:.0f} classes. {found['partition']}, "
-            f"seed {found['seed']}."
-        )
-        body = f"<div class='partition'>{picture}</div><p class='small soft'>{escape(caption)}</p>"
-        parts.append(_details(column.title, body, opened=i == 0))
-    return "".join(parts)
-
-
-def _partition_picture(counts_NK: Indices) -> str:
-    """Return a picture with one pixel per client and class, scaled by the browser: small, sharp, for light and dark."""
-    from matplotlib.image import imsave
-
-    share_NK = counts_NK / np.maximum(counts_NK.sum(1, keepdims=True), 1)
-    order = np.lexsort((-share_NK.max(1), share_NK.argmax(1)))
-    pixels = np.zeros((*share_NK.T.shape, 4))
-    pixels[..., :3] = (0.16, 0.47, 0.76)
-    pixels[..., 3] = share_NK[order].T ** 0.6
-    image = io.BytesIO()
-    imsave(image, pixels, format="png")
-    sizes = counts_NK.sum(1)[order]
-    heights = np.log10(sizes + 1) if sizes.max() > 50 * max(sizes.min(), 1) else sizes
-    top = float(heights.max())
-    path = "".join(f"M{i} 100v{-100 * h / top:.1f}h.85v{100 * h / top:.1f}z" for i, h in enumerate(heights))
-    bars = f'<svg viewBox="0 0 {len(sizes)} 100" preserveAspectRatio="none" aria-hidden="true"><path d="{path}"/></svg>'
-    source = base64.b64encode(image.getvalue()).decode()
-    return f'{bars}<img alt="Which client holds which classes" src="data:image/png;base64,{source}">'
 
 
 def _details(title: str, body: str, *, opened: bool = False) -> str:
@@ -307,7 +307,8 @@ def tuning(results: Results) -> str:
             lr = study.lr.get(column.name, {}).get(method)
             edge = " <small>(edge)</small>" if len(grid) > 1 and lr in (grid[0], grid[-1]) else ""
             cells.append(f"<td>{'–' if lr is None else f'{lr:g}'}{edge}</td>")
-        rows.append(f"<tr><th>{escape(names.method(method))}</th>{''.join(cells)}</tr>")
+        title = escape(names.method(results.ids.get(method, method)))
+        rows.append(f"<tr><th>{title}</th>{''.join(cells)}</tr>")
     about = (
         f"Every method was tuned with learning rates {', '.join(f'{lr:g}' for lr in grid)} on seeds "
         f"{', '.join(map(str, study.tuning.seeds))}, which are not reported; the best mean “{study.tuning.by}” at the "
@@ -320,17 +321,82 @@ def tuning(results: Results) -> str:
 
 
 def repeat(results: Results) -> str:
-    versions = {name: value for name, value in results.made_with.items() if name != "command"}
-    made = f"Made with {', '.join(f'{name} {value}' for name, value in versions.items())}." if versions else ""
+    blocks = repeating.again(results)
+    said = "".join(f"<p>{escape(words)}</p>" for words in dict.fromkeys(each.words for each in blocks) if words)
+    text = "\n".join(each.text for each in blocks)
     config = results.protocol
     shown = [f.name for f in fields(Settings) if f.name not in (*NEUTRAL, "data")]
     values = {name: "varies" if name in results.differing else str(getattr(config, name)) for name in shown}
-    rows = "".join(f"<tr><th>{name}</th><td>{escape(value)}</td></tr>" for name, value in values.items())
-    table = f'<div class="scroll left"><table><tbody>{rows}</tbody></table></div>'
-    seeds = sorted({run.config.seed for c in results.columns for runs in c.runs.values() for run in runs})
+    seeds = sorted({run.config.seed for run in results.finished})
+    tuned = tuning(results)
     return (
-        f"<pre><code>{escape(command(results))}\nfedncv report {escape(results.folder.name)}</code></pre>"
-        f"<p class='soft small'>Seeds {', '.join(map(str, seeds))}. {escape(made)}</p>"
-        + _details("All settings", table)
-        + (_details("Learning rates, tuned", tuning(results)) if tuning(results) else "")
+        f"{said}<pre><code>{escape(text)}</code></pre>"
+        + (f"<p class='soft small'>Seeds {', '.join(map(str, seeds))}.</p>" if seeds else "")
+        + _details("Machine and versions", machine(results))
+        + _details("All settings", _facts(values))
+        + (_details("Learning rates, tuned", tuned) if tuned else "")
     )
+
+
+def _facts(values: dict[str, str]) -> str:
+    rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in values.items())
+    return f'<div class="scroll left wrap"><table><tbody>{rows}</tbody></table></div>'
+
+
+def machine(results: Results) -> str:
+    """Return what the runs recorded of their machine; of a study of an earlier version, the versions it recorded."""
+    facts, unknown = repeating.machines(results)
+    for source in results.sources:
+        for name, value in source.made_with.items():
+            if name != "command":
+                facts.setdefault(name, value)
+    silent = ""
+    if unknown:
+        silent = f"<p class='soft small'>{unknown} of {results.num_finished} runs did not record their machine.</p>"
+    return (_facts(facts) if facts else "") + silent or "<p class='soft'>No run is finished yet.</p>"
+
+
+def machine_line(results: Results) -> str:
+    """Return date, machine, engine and versions in one line; empty if no run recorded them."""
+    facts, _ = repeating.machines(results)
+    if not facts:
+        return ""
+    cores = f"{facts['cores']} cores" if "cores" in facts else ""
+    threads = f"threads per process: {facts['threads']}" if "threads" in facts else ""
+    engine = f"engine {facts.get('engine', 'unknown')}, layers {facts.get('layers', 'unknown')}"
+    versions = ", ".join(f"{name} {facts[name]}" for name in ("fedncv", "torch") if name in facts)
+    place = facts.get("gpu", "") or facts.get("processor", "") or facts.get("system", "")
+    words = [facts.get("date", ""), ", ".join(filter(None, [place, cores, threads])), engine, versions]
+    return " · ".join(filter(None, words))
+
+
+# ---- files ---------------------------------------------------------------------------------------------
+
+
+def files(results: Results, written: list[Path]) -> str:
+    """Return links to the files beside the page and to those of each run, relative to the page."""
+    beside = "".join(f"<li>{_link(path, results.folder, path.name)}</li>" for path in written)
+    rows = []
+    for column in results.columns:
+        for method, runs in column.runs.items():
+            for run in runs:
+                named = (CONFIG, METRICS, TIMING, MACHINE)
+                links = [
+                    _link(run.folder / name, results.folder, name) for name in named if (run.folder / name).exists()
+                ]
+                cells = f"<td>{run.config.seed}</td><td>{' · '.join(links)}</td>"
+                rows.append(f"<tr><th>{escape(names.method(method))}</th><td>{escape(column.title)}</td>{cells}</tr>")
+    studies = [source.folder / FILE for source in results.sources if source.study]
+    above = "".join(f"<li>{_link(path, results.folder, f'{path.parent.name}/{path.name}')}</li>" for path in studies)
+    table = (
+        '<div class="scroll left"><table><thead><tr><th>Method</th><th>Column</th><th>Seed</th><th>Files</th></tr>'
+        f"</thead><tbody>{''.join(rows)}</tbody></table></div>"
+    )
+    listed = f"<ul class='files'>{above}{beside}</ul>" if above or beside else ""
+    return listed + (_details(f"Files of {len(rows)} runs", table) if rows else "")
+
+
+def _link(path: Path, page: Path, text: str) -> str:
+    """Return a link from the page's folder; it works if the two are moved together."""
+    where = quote(Path(os.path.relpath(path.absolute(), page.absolute())).as_posix())
+    return f'<a href="{escape(where)}">{escape(text)}</a>'

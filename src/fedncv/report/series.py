@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedncv.comparison import reached, summary
+from fedncv.comparison import Summary, reached, summary
+from fedncv.report import names
 from fedncv.report.gather import Column, Results, seconds
-from fedncv.report.names import OURS
 from fedncv.report.table import write_csv
-from fedncv.results import Run
+from fedncv.results import PER_CLIENT, Run
 from fedncv.study import PARTITION
 
 QUANTILES = (5, 25, 50, 75, 95)
@@ -43,7 +43,7 @@ Curves = dict[str, dict[str, list[Point]]]  # metric -> method -> points
 @lru_cache(maxsize=64)
 def curves(column: Column) -> Curves:
     """Return every metric of every method, at the rounds where all its finished seeds have it."""
-    wanted = [*CURVES, *_variance_metrics(column)]
+    wanted = [*CURVES, *more_metrics(column), *_variance_metrics(column)]
     found: Curves = {}
     for metric in wanted:
         by_method = {method: _curve(runs, metric) for method, runs in column.runs.items()}
@@ -51,6 +51,15 @@ def curves(column: Column) -> Curves:
         if by_method:
             found[metric] = by_method
     return found
+
+
+def more_metrics(column: Column) -> list[str]:
+    """Return the metrics that were measured before or after local training besides the score."""
+    found: dict[str, None] = {}
+    for runs in column.runs.values():
+        for row in runs[0].rows:
+            found |= {name: None for name in row if name.startswith(("before_", "after_"))}
+    return [name for name in found if name not in CURVES and not name.endswith(PER_CLIENT)]
 
 
 def _variance_metrics(column: Column) -> list[str]:
@@ -89,26 +98,30 @@ def _mean(values: list[float]) -> float:
 
 
 def drawn(results: Results) -> list[str]:
-    """Return all methods; if too many, FedNCV and the best others by their final "before", mean over columns."""
+    """Return all methods; if too many, the focus and the best others by their final "before", mean over columns."""
     if len(results.methods) <= MOST:
         return results.methods
     last: dict[str, list[float]] = {}
     for column in results.columns:
         for method, points in curves(column).get("before", {}).items():
             last.setdefault(method, []).append(points[-1].mean)
-    best = sorted(last, key=lambda method: (method != OURS, -_mean(last[method])))[:MOST]
+    best = sorted(last, key=lambda method: (method != results.focus, -_mean(last[method])))[:MOST]
     return [method for method in results.methods if method in best]
 
 
 def over_clients(results: Results) -> dict[str, dict[str, dict[str, list[tuple[int, Point]]]]]:
-    """Return dataset -> metric -> method -> (clients, final value); only if the number of clients varies."""
+    """Return heading of a dataset -> metric -> method -> (clients, final value), if the number of clients varies."""
     found: dict[str, dict[str, dict[str, list[tuple[int, Point]]]]] = {}
     for column in results.columns:
         if "clients-" not in column.name:
             continue
         for metric in ("before", "after"):
             for method, points in curves(column).get(metric, {}).items():
-                line = found.setdefault(column.data, {}).setdefault(metric, {}).setdefault(method, [])
+                line = (
+                    found.setdefault(column.where or names.dataset(column.data), {})
+                    .setdefault(metric, {})
+                    .setdefault(method, [])
+                )
                 line.append((column.clients, points[-1]))
     return found
 
@@ -126,17 +139,29 @@ def clients(column: Column) -> dict[str, dict[str, list[float]]]:
     return found
 
 
+def median_client(column: Column, method: str, metric: str) -> Summary:
+    """Return the median client's final score: mean over seeds, with its interval."""
+    lists = [run.last(f"{metric}_clients") or [] for run in column.runs[method]]
+    known = [[value for value in each if value is not None] for each in lists]
+    return summary([float(np.median(each)) for each in known if each])
+
+
 def partition(column: Column) -> dict[str, Any] | None:
-    """Return counts of samples, clients × classes, if the study stored them."""
-    path = column.folder / PARTITION if column.folder else None
-    if path is None or not path.exists():
-        return None
+    """Return the recorded partition: counts of samples, clients × classes, or only sizes; None if not recorded."""
+    runs = [run for group in column.runs.values() for run in group]
+    folders = [column.folder] if column.folder else []
+    folders += [folder for run in runs for folder in (run.folder, run.folder.parent)]
+    path = next((folder / PARTITION for folder in folders if (folder / PARTITION).exists()), None)
+    if path is None:  # a federation records the clients' sizes in the row of round 0
+        sizes = next((run.rows[0]["sizes"] for run in runs if run.rows and "sizes" in run.rows[0]), None)
+        return None if not sizes else {"sizes": sizes}
     try:
         found: dict[str, Any] = json.loads(path.read_bytes())
-        np.array(found["counts"], dtype=np.int64).reshape(len(found["counts"]), -1)
+        held = np.array(found["counts"] if "counts" in found else found["sizes"], dtype=np.int64)
+        held.reshape(len(held), -1)
     except (ValueError, KeyError, TypeError):
         raise ValueError(f"{path} is damaged; delete it and repeat the study's command") from None
-    return found
+    return found if held.size else None
 
 
 class Spent(NamedTuple):

@@ -148,7 +148,8 @@ def to_markdown(table: MainTable) -> str:
             text += f" ({entry.ours.num_seeds} seeds only)" if entry.missing else ""
             cells.append(text + (f" [{entry.paper.mean:.2f}]" if entry.paper else ""))
         lines.append(_row([names.method(method), *cells]))
-    lines.append(_row(["label prior alone", *prior_cells(table)]))
+    if any(prior_cells(table)):
+        lines.append(_row(["label prior alone", *prior_cells(table)]))
     return "\n".join(lines) + f"\n\n{_legend(table)}\n"
 
 
@@ -196,7 +197,9 @@ def to_latex(table: MainTable) -> str:
             entry = table.entries[column.name, metric, method]
             cells.append("--" if entry.ours is None else _tex_cell(entry, table.score))
         lines.append(" & ".join(cells) + r" \\")
-    lines += [r"\hline", " & ".join(["Label prior alone", *prior_cells(table)]) + r" \\", r"\hline", r"\end{tabular}"]
+    if any(prior_cells(table)):
+        lines += [r"\hline", " & ".join(["Label prior alone", *prior_cells(table)]) + r" \\"]
+    lines += [r"\hline", r"\end{tabular}"]
     return "\n".join(lines) + "\n"
 
 

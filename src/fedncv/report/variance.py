@@ -4,10 +4,12 @@ import math
 from html import escape
 from typing import NamedTuple
 
+from fedncv.figures import looks
 from fedncv.report import names, series
 from fedncv.report.gather import Column, Results
 
-LINES = {"within": ("1", ""), "between": ("3", ""), "sampling": ("2", "6 3"), "signal": ("7", "2 3")}  # colour, dash
+# dash and width of each number; the colour is the method's
+LINES = {"within": ("", 1.4), "between": ("", 3.2), "sampling": ("6 3", 2.2), "signal": ("2 3", 1.8)}
 SHOWN = ("signal", "within", "between", "snr", "sampling", "batches")
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 300, 190, 44, 8, 8, 24
 
@@ -30,7 +32,7 @@ def section(results: Results) -> str:
             chosen = f"<p class='soft small'>{len(few)} of {len(found)} methods are plotted: FedNCV, FedAvg and the "
             chosen += "most accurate others. The table has all.</p>"
             pictures = f"{_legend()}{chosen if len(few) < len(found) else ''}"
-            body = f"{pictures}<div class='panels'>{_pictures(column, few)}</div>{_table(column, found)}"
+            body = f"{pictures}<div class='panels'>{_pictures(results, column, few)}</div>{_table(column, found)}"
             opened = "" if parts else " open"
             parts.append(f"<details{opened}><summary>{escape(column.title)}</summary><div>{body}</div></details>")
     return "".join(parts)
@@ -59,32 +61,32 @@ def at_the_end(column: Column, method: str, name: str) -> Value | None:
 
 def _legend() -> str:
     keys = "".join(
-        f'<li><svg viewBox="0 0 34 12" aria-hidden="true"><line x1="1" x2="33" y1="6" y2="6" stroke="var(--c{colour})" '
-        f'stroke-width="2.5" stroke-dasharray="{dash}"/></svg>{names.metric(f"variance_{name}")}</li>'
-        for name, (colour, dash) in LINES.items()
+        f'<li><svg viewBox="0 0 34 12" aria-hidden="true"><line x1="1" x2="33" y1="6" y2="6" stroke="var(--soft)" '
+        f'stroke-width="{width}" stroke-dasharray="{dash}"/></svg>{names.metric(f"variance_{name}")}</li>'
+        for name, (dash, width) in LINES.items()
     )
     return f"<ul class='keys'>{keys}</ul>"
 
 
-def _pictures(column: Column, methods: list[str]) -> str:
-    curves = {method: _lines(column, method) for method in methods}
+def _pictures(results: Results, column: Column, methods: list[str]) -> str:
+    curves, found = {method: _lines(column, method) for method in methods}, looks(results.methods)
     points = [point for lines in curves.values() for line in lines.values() for point in line]
     if not points:
         return ""
-    last = max(t for t, _ in points) or 1
-    low, high = (f(math.log10(v) for _, v in points) for f in (min, max))
+    last = max(p.round for p in points) or 1
+    low, high = (f(math.log10(p.mean) for p in points) for f in (min, max))
     low, high = math.floor(low), max(math.ceil(high), math.floor(low) + 1)
-    return "".join(_picture(method, lines, last, low, high) for method, lines in curves.items())
+    return "".join(_picture(method, lines, last, low, high, found[method].colour) for method, lines in curves.items())
 
 
-def _lines(column: Column, method: str) -> dict[str, list[tuple[int, float]]]:
-    """Return name -> (round, mean over seeds), without zeros, which a logarithmic axis cannot show."""
+def _lines(column: Column, method: str) -> dict[str, list[series.Point]]:
+    """Return name -> points, without zeros, which a logarithmic axis cannot show."""
     curves = series.curves(column)
     found = {name: curves.get(f"variance_{name}", {}).get(method, []) for name in LINES}
-    return {name: [(p.round, p.mean) for p in points if p.mean > 0] for name, points in found.items()}
+    return {name: [p for p in points if p.mean > 0] for name, points in found.items()}
 
 
-def _picture(method: str, lines: dict[str, list[tuple[int, float]]], last: int, low: int, high: int) -> str:
+def _picture(method: str, lines: dict[str, list[series.Point]], last: int, low: int, high: int, colour: int) -> str:
     """Plot squared gradient norms on a logarithmic axis, the same for all methods of a column."""
 
     def x(t: float) -> float:
@@ -104,10 +106,16 @@ def _picture(method: str, lines: dict[str, list[tuple[int, float]]], last: int, 
         for t, anchor, word in ((0, "middle", ""), (last, "end", " rounds"))
     ]
     for name, points in lines.items():
-        colour, dash = LINES[name]
-        at = [(x(t), y(math.log10(v)), t, v) for t, v in points]
+        dash, width = LINES[name]
+        at = [(x(p.round), y(math.log10(p.mean)), p.round, p.mean) for p in points]
         path = " ".join(f"{a:.1f},{b:.1f}" for a, b, _, _ in at)
-        parts.append(f'<polyline class="line" points="{path}" stroke="var(--c{colour})" stroke-dasharray="{dash}"/>')
+        stroke = f'stroke="var(--c{colour})" stroke-dasharray="{dash}" style="stroke-width:{width}"'
+        parts.append(f'<polyline class="line" points="{path}" {stroke}/>')
+        for p in points:
+            if p.low is not None and p.high is not None:  # the interval, as far as the axis shows it
+                ends = [min(high, max(low, math.log10(max(end, 1e-300)))) for end in (p.low, p.high)]
+                bar = f'x1="{x(p.round):.1f}" x2="{x(p.round):.1f}" y1="{y(ends[0]):.1f}" y2="{y(ends[1]):.1f}"'
+                parts.append(f'<line class="ends" stroke="var(--c{colour})" {bar}/>')
         said = names.metric(f"variance_{name}")
         parts += [
             f'<circle cx="{a:.1f}" cy="{b:.1f}" r="2" fill="var(--c{colour})" data-number="{name}" data-round="{t}" '

@@ -34,6 +34,8 @@ def claims(results: Results, table: MainTable) -> list[Claim]:
     for column in results.columns:
         if "clients-" in column.name or not column.as_in_paper:
             continue
+        if not results.is_of_paper and OURS not in column.runs:  # somebody's own comparison on a dataset of the paper
+            continue
         if column.data in COLUMNS and not _about_parts(column):
             found += [_first(column, table), _values(column)]
         if column.data in PLACE:
@@ -61,10 +63,7 @@ def headline(results: Results, table: MainTable, found: list[Claim]) -> str:
     if judged:
         part = f", {counted[PARTLY]} in part" if counted[PARTLY] else ""
         parts.append(f"{counted[AGREES]} of {judged} claims of the paper agree with the measurements{part}.")
-    elif not any(column.data in (*COLUMNS, *PLACE) for column in results.columns):
-        where = ", ".join(dict.fromkeys(names.dataset(column.data) for column in results.columns))
-        parts.append(f"The paper makes no claim about {where}.")
-    elif not found and not any(column.as_in_paper for column in results.columns):
+    elif not found and results.is_of_paper:
         parts.append("These runs do not follow the paper's protocol, so none of its claims is judged by them.")
     tested = [s for s in table.standings if not math.isnan(s.p)]
     firsts = [s for s in tested if s.survives]

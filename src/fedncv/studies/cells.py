@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fedncv import store
 from fedncv.config import RunConfig, differences
-from fedncv.data import absolute_name, divide, load, statistics
+from fedncv.data import absolute_name, divide, holdings, load
 from fedncv.engine.check import anchored, check
 from fedncv.results import STATE, is_run, read_config, read_run
 from fedncv.study import NEUTRAL, PARTITION, Cell, Study
@@ -85,7 +85,7 @@ def write_partition(folder: Path, config: RunConfig) -> None:
         return
     dataset = load(config.data, config.data_dir or None)
     parts = divide(dataset, config.partition, num_clients=config.clients, seed=config.seed)
-    counts = statistics(dataset.labels.numpy(), parts, dataset.num_classes).counts
-    words = {"data": config.data, "partition": config.partition, "seed": config.seed, "counts": counts.tolist()}
+    held = holdings(dataset.labels.numpy(), parts, dataset.num_classes)
+    words = {"data": config.data, "partition": config.partition, "seed": config.seed} | held
     folder.mkdir(parents=True, exist_ok=True)
     store.write_atomically(path, json.dumps(words).encode(), name="partition")

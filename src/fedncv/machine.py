@@ -1,0 +1,51 @@
+"""Describe the machine that trains a run: processor, cores, GPU and versions. No name of a host, user or folder."""
+
+import os
+import platform
+import subprocess
+import sys
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+PACKAGES = ("fedncv", "torch", "numpy", "scipy")
+
+
+def versions(device: str) -> dict[str, str]:
+    """Return the versions that influence the numbers besides the config."""
+    found = {"python": platform.python_version(), "system": f"{platform.system()} {platform.machine()}"}
+    found |= {package: _version(package) for package in PACKAGES}
+    if device.startswith("cuda") and torch.cuda.is_available():
+        found["gpu"] = torch.cuda.get_device_name(device)
+    return found
+
+
+@cache
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def facts(device: str) -> dict[str, Any]:
+    """Return the processor, the cores that this process may use, the threads of one operation, and the versions."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return {"processor": _processor(), "cores": cores, "threads": torch.get_num_threads()} | versions(device)
+
+
+@cache
+def _processor() -> str:
+    """Return the processor's name; empty if the system does not tell it."""
+    try:
+        if sys.platform == "darwin":
+            asked = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
+            return subprocess.run(asked, capture_output=True, text=True, check=True, timeout=5).stdout.strip()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except (OSError, subprocess.SubprocessError):
+        return platform.processor()
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor())

@@ -1,0 +1,143 @@
+"""How to repeat what a page shows: commands that run as they are, or the Python call for objects of the user's own."""
+
+import json
+import re
+import shlex
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedncv.config import CUSTOM, RunConfig, differences, options
+from fedncv.report.gather import Results, Source
+from fedncv.results import MACHINE, Run
+
+OBJECTS = ("method", "data", "model", "task", "optimizer")  # settings that may be an object given in Python
+SHOWN = ("date", "device", "processor", "gpu", "cores", "threads", "engine", "layers", "system", "python")
+
+
+class Again(NamedTuple):
+    """One block to copy: a command, or Python code with a sentence that says what to pass."""
+
+    text: str
+    words: str = ""
+
+
+def again(results: Results) -> list[Again]:
+    """Return what repeats every run of the page, and then makes the page."""
+    names = [f"{source.folder.resolve().name}-again" for source in results.sources]
+    if len(set(names)) < len(names):
+        names = [f"{name}-{i}" for i, name in enumerate(names, start=1)]
+    outs = [f"runs/{name}" for name in names]
+    found = [each for source, out in zip(results.sources, outs, strict=True) for each in _of_source(source, out)]
+    together = ["--out", "runs/together"] if len(outs) > 1 else []
+    return [*found, Again(shlex.join(["fedncv", "report", *outs, *together]))]
+
+
+def _of_source(source: Source, out: str) -> list[Again]:
+    if source.study is not None:
+        typed = shlex.split(source.made_with.get("command", "")) or _in_full(source)
+        return [Again(shlex.join([*_without_out(typed), "--out", out]))]
+    groups = _groups(source.runs)
+    found = []
+    for i, (settings, methods, seeds) in enumerate(groups, start=1):
+        where = out if len(groups) == 1 else f"{out}/{i}"
+        if any(is_object(str(getattr(settings, name, ""))) for name in OBJECTS) or any(map(is_object, methods)):
+            found += [_python(settings, method, seeds, where) for method in methods]
+        else:
+            words = options(settings, RunConfig(), but=("method", "seed"))
+            words += ["--method", *methods, "--seeds", *map(str, seeds), "--out", where]
+            found.append(Again(shlex.join(["fedncv", "run", *words])))
+    return found
+
+
+def _groups(runs: list[Run]) -> list[tuple[RunConfig, list[str], list[int]]]:
+    """Return (settings, methods, seeds) such that every method has every seed: one command each."""
+    seeds: dict[RunConfig, dict[str, list[int]]] = {}
+    for run in runs:
+        plain = replace(run.config, method=RunConfig().method, seed=0)
+        seeds.setdefault(plain, {}).setdefault(run.config.method, []).append(run.config.seed)
+    groups: dict[tuple[RunConfig, tuple[int, ...]], list[str]] = {}
+    for settings, by_method in seeds.items():
+        for method, each in by_method.items():
+            groups.setdefault((settings, tuple(sorted(each))), []).append(method)
+    return [(settings, methods, list(each)) for (settings, each), methods in groups.items()]
+
+
+def _without_out(words: list[str]) -> list[str]:
+    """Return the command without --out, as commands of earlier versions have it."""
+    kept = [word for i, word in enumerate(words) if word != "--out" and (i == 0 or words[i - 1] != "--out")]
+    return [word for word in kept if not word.startswith("--out=")]
+
+
+def _in_full(source: Source) -> list[str]:
+    """Return the command with every setting, for a study.toml without its command."""
+    study = source.study
+    assert study is not None
+    words = ["fedncv", "study", study.name, "--datasets", *study.datasets, "--methods", *study.methods]
+    words += ["--seeds", str(len(study.seeds)), "--clients", *map(str, study.clients or (study.settings.clients,))]
+    for f in fields(study.settings):
+        if f.name not in ("data", "clients"):
+            words += [f"--{f.name.replace('_', '-')}", str(getattr(study.settings, f.name))]
+    return words
+
+
+# ---- objects of Python -----------------------------------------------------------------------------------
+
+
+def is_object(text: str) -> bool:
+    """Return whether the text of a setting stands for an object that was passed from Python."""
+    return text == CUSTOM or text.startswith(f"{CUSTOM}:")
+
+
+def _python(settings: RunConfig, method: str, seeds: list[int], out: str) -> Again:
+    config = replace(settings, method=method)
+    changed = {name: value for name, (value, _) in differences(config, RunConfig()).items()} | {"method": method}
+    own = {name: _variable(name, text) for name, text in changed.items() if is_object(str(text))}
+    arguments = [f"{name}={own.get(name, repr(value))}" for name, value in changed.items()]
+    call = ", ".join([f"seeds={seeds}", *arguments, f"out={out!r}"])
+    passed = ", ".join(f"{name}={variable}" for name, variable in own.items())
+    said = f"These runs were made in Python with objects of your own; pass the same ones ({passed})."
+    return Again(f"import fedncv\n\nfedncv.simulate_many({call})", said)
+
+
+def _variable(setting: str, text: str) -> str:
+    """Return a Python name for an object: that of `custom:name#fingerprint`, made an identifier."""
+    name = re.sub(r"\W", "_", text.partition(":")[2].partition("#")[0])
+    return name if name.isidentifier() else f"your_{setting}"
+
+
+# ---- the machine -----------------------------------------------------------------------------------------
+
+
+def machines(results: Results) -> tuple[dict[str, str], int]:
+    """Return the facts that the runs recorded, with all values of each, and the number of runs that recorded none."""
+    found: dict[str, dict[str, None]] = {}
+    dates: list[str] = []
+    unknown = 0
+    for run in results.finished:
+        lines = _lines(run.folder / MACHINE)
+        unknown += not lines
+        for line in lines:
+            dates.append(str(line.pop("date", "")))
+            line.pop("round", None)
+            for name, value in line.items():
+                if value != "":
+                    found.setdefault(name, {})[str(value)] = None
+    facts = {name: ", ".join(values) for name, values in found.items()}
+    days = sorted(date[:10] for date in dates if date)
+    if days:
+        facts["date"] = days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}"
+    first = {name: facts.pop(name) for name in SHOWN if name in facts}
+    return first | facts, unknown
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """Return the complete lines of machine.jsonl; none if it is missing."""
+    found = []
+    for line in path.read_bytes().split(b"\n") if path.exists() else []:
+        try:
+            value = json.loads(line)
+        except ValueError:
+            continue
+        found += [value] if isinstance(value, dict) else []
+    return found
