@@ -8,7 +8,7 @@ import re
 from pathlib import PurePath
 
 from fedncv.catalogue import methods as listed_methods
-from fedncv.config import CUSTOM
+from fedncv.config import CUSTOM, own_object
 from fedncv.figures import APART
 
 OURS = "fedncv"
@@ -76,10 +76,10 @@ def is_listed(method: str) -> bool:
 def short(methods: list[str]) -> dict[str, str]:
     """Return text -> the name in a report: without the module or the fingerprint, unless another one has that name.
 
-    >>> list(short(["fedavg", "my.code:mine:mu=1+prior", "custom:ditto#1f", "custom:fedavg#3d"]).values())
-    ['fedavg', 'mine:mu=1+prior', 'ditto', 'custom:fedavg#3d']
-    >>> list(short(["custom:ditto#1f", "custom:ditto#2e"]).values())
-    ['custom:ditto#1f', 'custom:ditto#2e']
+    >>> list(short(["fedavg", "my.code:mine:mu=1+prior", "custom:ditto#1f0a2b", "custom:fedavg#3d0a2b"]).values())
+    ['fedavg', 'mine:mu=1+prior', 'ditto', 'custom:fedavg#3d0a2b']
+    >>> list(short(["custom:ditto#1f0a2b", "custom:ditto#2e0a2b"]).values())
+    ['custom:ditto#1f0a2b', 'custom:ditto#2e0a2b']
     """
     brief = {text: _brief(text) for text in methods}
     taken = list(brief.values())
@@ -91,8 +91,8 @@ def short(methods: list[str]) -> dict[str, str]:
 
 def _brief(text: str) -> str:
     """Return an own method or dataset without its module or fingerprint; any other text as it is."""
-    if found := re.fullmatch(r"custom:(.+?)(#\w+)?(\+.*)?", text):
-        return found[1] + (found[3] or "")
+    if own := own_object(text):
+        return own.short
     if found := re.fullmatch(r"[\w.]*\.?\w+:([A-Za-z_]\w*)((?:[:+].*)?)", text):
         return found[1] + found[2]
     return text
@@ -105,8 +105,8 @@ def method(text: str) -> str:
     'FedProx, mu 0.1, server_lr 2 + prior, tau 1'
     >>> method("fedncv:memory=adaptive,drift=off")
     'FedNCV with server memory, without drift correction'
-    >>> method("fedavg @ runs/a"), method("custom:ditto#1f+prior"), method("my.code:mine:mu=1"), method("custom")
-    ('FedAvg (runs/a)', 'ditto #1f + prior', 'my.code:mine, mu 1', 'own method')
+    >>> method("fedavg @ runs/a"), method("custom:ditto#1f0a2b"), method("my.code:mine:mu=1"), method("custom")
+    ('FedAvg (runs/a)', 'ditto #1f0a2b', 'my.code:mine, mu 1', 'own method')
     """
     text, apart, folder = text.partition(APART)
     if apart:
@@ -123,8 +123,8 @@ def method(text: str) -> str:
 def _name_and_knobs(part: str) -> tuple[str, str]:
     if part == CUSTOM:
         return "own method", ""
-    if found := re.fullmatch(rf"{CUSTOM}:(.+)", part):
-        return found[1].replace("#", " #"), ""
+    if own := own_object(part):
+        return f"{own.short} #{own.fingerprint}", ""
     if found := re.fullmatch(r"([\w.]+:[A-Za-z_]\w*)(?::(.*))?", part):  # package.module:function:knobs
         return found[1], found[2] or ""
     name, _, rest = part.partition(":")
@@ -151,7 +151,7 @@ def dataset(text: str) -> str:
     """
     >>> dataset("cifar10"), dataset('table:path="/my data/a,b.csv",y=sick'), dataset("my.code:patients:year=2020")
     ('CIFAR-10', 'a,b.csv', 'patients, year 2020')
-    >>> dataset("custom:breast cancer#1f"), dataset("custom"), dataset("folder:path=/data/birds,size=32")
+    >>> dataset("custom:breast cancer#1f0a2b"), dataset("custom"), dataset("folder:path=/data/birds,size=32")
     ('breast cancer', 'own data', 'birds')
     """
     if text == CUSTOM:
@@ -175,7 +175,7 @@ def datasets(texts: list[str]) -> dict[str, str]:
 
 def thing(text: str) -> str:
     """
-    >>> thing("lenet5"), thing("my.code:net"), thing("custom:net#1f"), thing("custom")
+    >>> thing("lenet5"), thing("my.code:net"), thing("custom:net#1f0a2b"), thing("custom")
     ('lenet5', 'net', 'net', 'own')
     """
     return "own" if text == CUSTOM else _brief(text)

@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedncv.config import CUSTOM, RunConfig, differences, options
+from fedncv.config import RunConfig, differences, options, own_object
 from fedncv.report.gather import Results, Source
 from fedncv.results import MACHINE, Run
 
@@ -41,7 +41,7 @@ def _of_source(source: Source, out: str) -> list[Again]:
     found = []
     for i, (settings, methods, seeds) in enumerate(groups, start=1):
         where = out if len(groups) == 1 else f"{out}/{i}"
-        if any(is_object(str(getattr(settings, name, ""))) for name in OBJECTS) or any(map(is_object, methods)):
+        if any(own_object(str(getattr(settings, name, ""))) for name in OBJECTS) or any(map(own_object, methods)):
             found += [_python(settings, method, seeds, where) for method in methods]
         else:
             words = options(settings, RunConfig(), but=("method", "seed"))
@@ -84,15 +84,10 @@ def _in_full(source: Source) -> list[str]:
 # ---- objects of Python -----------------------------------------------------------------------------------
 
 
-def is_object(text: str) -> bool:
-    """Return whether the text of a setting stands for an object that was passed from Python."""
-    return text == CUSTOM or text.startswith(f"{CUSTOM}:")
-
-
 def _python(settings: RunConfig, method: str, seeds: list[int], out: str) -> Again:
     config = replace(settings, method=method)
     changed = {name: value for name, (value, _) in differences(config, RunConfig()).items()} | {"method": method}
-    own = {name: _variable(name, text) for name, text in changed.items() if is_object(str(text))}
+    own = {name: _variable(name, text) for name, text in changed.items() if own_object(str(text))}
     arguments = [f"{name}={own.get(name, repr(value))}" for name, value in changed.items()]
     call = ", ".join([f"seeds={seeds}", *arguments, f"out={out!r}"])
     passed = ", ".join(f"{name}={variable}" for name, variable in own.items())
@@ -101,8 +96,9 @@ def _python(settings: RunConfig, method: str, seeds: list[int], out: str) -> Aga
 
 
 def _variable(setting: str, text: str) -> str:
-    """Return a Python name for an object: that of `custom:name#fingerprint`, made an identifier."""
-    name = re.sub(r"\W", "_", text.partition(":")[2].partition("#")[0])
+    """Return a Python name for an object: its own name, made an identifier."""
+    own = own_object(text)
+    name = re.sub(r"\W", "_", own.short) if own and own.fingerprint else ""
     return name if name.isidentifier() else f"your_{setting}"
 
 
