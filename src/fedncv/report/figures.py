@@ -207,11 +207,13 @@ def _legend(figure: Any, panels: list[Any], *, title: str | None = None, caption
     wide = 0.6 + CHARACTER * max(map(len, found), default=0)
     columns = max(1, min(len(found), int(figure.get_figwidth() / wide)))
     said = textwrap.wrap(caption, int(figure.get_figwidth() / (0.8 * CHARACTER)))
-    lines = -(-len(found) // columns) + (title is not None) + 0.8 * len(said)
-    figure.set_figheight(figure.get_figheight() + 0.2 * lines + 0.1)
-    if said:
-        figure.supxlabel("\n".join(said), x=0.01, ha="left", fontsize=7.5, color="#555555")
+    lines = -(-len(found) // columns) + (title is not None)
+    figure.set_figheight(figure.get_figheight() + 0.2 * lines + 0.1 + 0.16 * len(said))
+    bottom = (0.16 * len(said) + 0.04) / figure.get_figheight()
+    figure.get_layout_engine().set(rect=(0, bottom, 1, 1 - bottom))
+    figure.text(0.01, 0.03 / figure.get_figheight(), "\n".join(said), fontsize=7.5, color="#555555", gid="caption")
     if found:
         figure.legend(
-            found.values(), found.keys(), loc="outside lower center", ncols=columns, frameon=False, title=title
-        )
+            found.values(), found.keys(), loc="outside lower center", bbox_to_anchor=(0, bottom, 1, 1 - bottom),
+            ncols=columns, frameon=False, title=title,
+        )  # fmt: skip

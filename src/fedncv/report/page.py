@@ -61,6 +61,7 @@ def page(
     rounds, epochs = (
         f"{'various' if name in results.differing else getattr(config, name)} {word}" for name, word in counts.items()
     )
+    epochs = "1 local epoch" if epochs == "1 local epochs" else epochs
     per = f"{rounds}{drawn}, {epochs}" + ("" if "batch_size" in results.differing else f", batch {config.batch_size}")
     skew = "" if "partition" in results.differing else f"{config.partition} · "
     population = "" if "clients" in results.differing else f"{config.clients} clients{', ' if skew else ' · '}"

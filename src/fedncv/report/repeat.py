@@ -7,11 +7,10 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedncv.config import RunConfig, differences, options, own_object
+from fedncv.config import OBJECTS, RunConfig, differences, options, own_object
 from fedncv.report.gather import Results, Source
 from fedncv.results import MACHINE, Run
 
-OBJECTS = ("method", "data", "model", "task", "optimizer")  # settings that may be an object given in Python
 SHOWN = ("date", "device", "processor", "gpu", "cores", "threads", "engine", "layers", "system", "python")
 
 
@@ -37,17 +36,23 @@ def _of_source(source: Source, out: str) -> list[Again]:
     if source.study is not None:
         typed = shlex.split(source.made_with.get("command", "")) or _in_full(source)
         return [Again(shlex.join([*_without_out(typed), "--out", out]))]
-    groups = _groups(source.runs)
+    own = [run for run in source.runs if _objects(run.config)]
+    groups = _groups([run for run in source.runs if not _objects(run.config)])
     found = []
     for i, (settings, methods, seeds) in enumerate(groups, start=1):
         where = out if len(groups) == 1 else f"{out}/{i}"
-        if any(own_object(str(getattr(settings, name, ""))) for name in OBJECTS) or any(map(own_object, methods)):
-            found += [_python(settings, method, seeds, where) for method in methods]
-        else:
-            words = options(settings, RunConfig(), but=("method", "seed"))
-            words += ["--method", *methods, "--seeds", *map(str, seeds), "--out", where]
-            found.append(Again(shlex.join(["fedncv", "run", *words])))
-    return found
+        words = options(settings, RunConfig(), but=("method", "seed"))
+        words += ["--method", *methods, "--seeds", *map(str, seeds), "--out", where]
+        found.append(Again(shlex.join(["fedncv", "run", *words])))
+    calls = [
+        (replace(settings, method=method), seeds) for settings, methods, seeds in _groups(own) for method in methods
+    ]
+    return found + [_python(config, seeds, f"{out}/own-{i}") for i, (config, seeds) in enumerate(calls, start=1)]
+
+
+def _objects(config: RunConfig) -> list[str]:
+    """Return the settings of the run that were objects in Python."""
+    return [name for name in OBJECTS if own_object(getattr(config, name))]
 
 
 def _groups(runs: list[Run]) -> list[tuple[RunConfig, list[str], list[int]]]:
@@ -84,14 +89,13 @@ def _in_full(source: Source) -> list[str]:
 # ---- objects of Python -----------------------------------------------------------------------------------
 
 
-def _python(settings: RunConfig, method: str, seeds: list[int], out: str) -> Again:
-    config = replace(settings, method=method)
-    changed = {name: value for name, (value, _) in differences(config, RunConfig()).items()} | {"method": method}
-    own = {name: _variable(name, text) for name, text in changed.items() if own_object(str(text))}
+def _python(config: RunConfig, seeds: list[int], out: str) -> Again:
+    changed = {name: value for name, (value, _) in differences(config, RunConfig()).items()} | {"method": config.method}
+    own = {name: _variable(name, changed[name]) for name in _objects(config)}
     arguments = [f"{name}={own.get(name, repr(value))}" for name, value in changed.items()]
     call = ", ".join([f"seeds={seeds}", *arguments, f"out={out!r}"])
-    passed = ", ".join(f"{name}={variable}" for name, variable in own.items())
-    said = f"These runs were made in Python with objects of your own; pass the same ones ({passed})."
+    passed = ", ".join(f"{name} {variable}" for name, variable in own.items())
+    said = f"Runs with objects of your own are repeated in Python. Pass the same objects again: {passed}."
     return Again(f"import fedncv\n\nfedncv.simulate_many({call})", said)
 
 

@@ -13,7 +13,7 @@ from fedncv.figures import FEW_SEEDS, looks
 from fedncv.report import names, series
 from fedncv.report import repeat as repeating
 from fedncv.report.findings import findings
-from fedncv.report.gather import Column, Results
+from fedncv.report.gather import Column, Results, Source
 from fedncv.report.table import METRICS as BOTH
 from fedncv.report.table import Entry, MainTable
 from fedncv.report.verdict import AGREES, DIFFERS, PARTLY, Claim, headline
@@ -50,11 +50,19 @@ def caution(results: Results) -> str:
     )
 
 
+def _methods_of(results: Results, source: Source) -> list[str]:
+    texts = dict.fromkeys(run.config.method for run in source.runs)
+    return [names.method(results.ids.get(text, text)) for text in texts]
+
+
 def apart(results: Results) -> list[str]:
     """Return the settings in which the folders of the page differ."""
     if len(results.sources) == 1:
         return []
-    folders = ", ".join(f"<b>{escape(source.label)}</b>" for source in results.sources)
+    folders = "; ".join(
+        f"<b>{escape(source.label)}</b> ({escape(', '.join(_methods_of(results, source)))})"
+        for source in results.sources
+    )
     if not results.apart:
         return [f"Side by side: {folders}. Their settings are equal, so seeds of one method are pooled."]
     items = "".join(f"<li>{escape(each)}</li>" for each in results.apart)
@@ -322,15 +330,19 @@ def tuning(results: Results) -> str:
 
 def repeat(results: Results) -> str:
     blocks = repeating.again(results)
-    said = "".join(f"<p>{escape(words)}</p>" for words in dict.fromkeys(each.words for each in blocks) if words)
-    text = "\n".join(each.text for each in blocks)
+    commands = "\n".join(each.text for each in blocks[:-1] if not each.words)
+    said = f"<pre><code>{escape(commands)}</code></pre>" if commands else ""
+    for each in blocks:
+        if each.words:
+            said += f"<p>{escape(each.words)}</p><pre><code>{escape(each.text)}</code></pre>"
+    said += f"<p>Then make this page:</p><pre><code>{escape(blocks[-1].text)}</code></pre>"
     config = results.protocol
     shown = [f.name for f in fields(Settings) if f.name not in (*NEUTRAL, "data")]
     values = {name: "varies" if name in results.differing else str(getattr(config, name)) for name in shown}
     seeds = sorted({run.config.seed for run in results.finished})
     tuned = tuning(results)
     return (
-        f"{said}<pre><code>{escape(text)}</code></pre>"
+        said
         + (f"<p class='soft small'>Seeds {', '.join(map(str, seeds))}.</p>" if seeds else "")
         + _details("Machine and versions", machine(results))
         + _details("All settings", _facts(values))
@@ -363,7 +375,7 @@ def machine_line(results: Results) -> str:
         return ""
     cores = f"{facts['cores']} cores" if "cores" in facts else ""
     threads = f"threads per process: {facts['threads']}" if "threads" in facts else ""
-    engine = f"engine {facts.get('engine', 'unknown')}, layers {facts.get('layers', 'unknown')}"
+    engine = f"engine {facts.get('engine', 'unknown')}, {facts.get('layers', 'unknown')} layers"
     versions = ", ".join(f"{name} {facts[name]}" for name in ("fedncv", "torch") if name in facts)
     place = facts.get("gpu", "") or facts.get("processor", "") or facts.get("system", "")
     words = [facts.get("date", ""), ", ".join(filter(None, [place, cores, threads])), engine, versions]

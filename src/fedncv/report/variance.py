@@ -105,7 +105,7 @@ def _picture(method: str, lines: dict[str, list[series.Point]], last: int, low: 
         f'<text x="{x(t):.1f}" y="{HEIGHT - 6}" text-anchor="{anchor}">{t:g}{word}</text>'
         for t, anchor, word in ((0, "middle", ""), (last, "end", " rounds"))
     ]
-    for name, points in lines.items():
+    for i, (name, points) in enumerate(lines.items()):
         dash, width = LINES[name]
         at = [(x(p.round), y(math.log10(p.mean)), p.round, p.mean) for p in points]
         path = " ".join(f"{a:.1f},{b:.1f}" for a, b, _, _ in at)
@@ -114,7 +114,8 @@ def _picture(method: str, lines: dict[str, list[series.Point]], last: int, low: 
         for p in points:
             if p.low is not None and p.high is not None:  # the interval, as far as the axis shows it
                 ends = [min(high, max(low, math.log10(max(end, 1e-300)))) for end in (p.low, p.high)]
-                bar = f'x1="{x(p.round):.1f}" x2="{x(p.round):.1f}" y1="{y(ends[0]):.1f}" y2="{y(ends[1]):.1f}"'
+                beside = x(p.round) + 2.4 * (i - 1.5)
+                bar = f'x1="{beside:.1f}" x2="{beside:.1f}" y1="{y(ends[0]):.1f}" y2="{y(ends[1]):.1f}"'
                 parts.append(f'<line class="ends" stroke="var(--c{colour})" {bar}/>')
         said = names.metric(f"variance_{name}")
         parts += [
