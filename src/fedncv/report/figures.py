@@ -40,7 +40,8 @@ def curves(results: Results) -> Any:
         return None
     figure, panels = _panels(len(columns), height=3.1)
     some, found = series.drawn(results), looks(results.methods)
-    everything: list[Line] = []
+    seeds_of: list[int] = []
+    bands = True
     for panel, column in zip(panels, columns, strict=False):
         by_method = series.curves(column)["before"]
         lines = {method: _line(by_method[method], results.score.scale) for method in some if method in by_method}
@@ -49,7 +50,8 @@ def curves(results: Results) -> Any:
         if prior is not None:
             panel.axhline(100 * prior, label="label prior alone", **PRIOR)
         draw_intervals(panel, lines, found)
-        everything += lines.values()
+        seeds_of += [line.num_seeds for line in lines.values()]
+        bands = bands and shaded(list(lines.values()))
         panel.set_title(column.title, loc="left")
         panel.set_xlabel("round")
         panel.set_ylabel(results.score.axis("before"))
@@ -59,8 +61,7 @@ def curves(results: Results) -> Any:
         panel.grid(alpha=0.25)
     focus = f"{names.method(results.focus)} and the best others" if results.focus in some else "the best"
     few = f"{len(some)} of {len(results.methods)} methods: {focus} at the end"
-    drawn = "shaded" if shaded(everything) else "bars at the end"
-    said = caption([line.num_seeds for line in everything], drawn=drawn)
+    said = caption(seeds_of, drawn="shaded" if bands else "bars at the end")
     _legend(figure, panels, title=few if len(some) < len(results.methods) else None, caption=said)
     return figure
 
@@ -207,13 +208,13 @@ def _legend(figure: Any, panels: list[Any], *, title: str | None = None, caption
     wide = 0.6 + CHARACTER * max(map(len, found), default=0)
     columns = max(1, min(len(found), int(figure.get_figwidth() / wide)))
     said = textwrap.wrap(caption, int(figure.get_figwidth() / (0.8 * CHARACTER)))
-    lines = -(-len(found) // columns) + (title is not None)
-    figure.set_figheight(figure.get_figheight() + 0.2 * lines + 0.1 + 0.16 * len(said))
-    bottom = (0.16 * len(said) + 0.04) / figure.get_figheight()
+    lines = -(-len(found) // columns) + (title is not None) if found else 0
+    below, legend = 0.16 * len(said) + 0.05, 0.215 * lines + 0.15  # inches
+    height = figure.get_figheight() + below + legend
+    figure.set_figheight(height)
+    bottom = (below + legend) / height
     figure.get_layout_engine().set(rect=(0, bottom, 1, 1 - bottom))
-    figure.text(0.01, 0.03 / figure.get_figheight(), "\n".join(said), fontsize=7.5, color="#555555", gid="caption")
+    figure.text(0.01, 0.04 / height, "\n".join(said), fontsize=7.5, color="#555555", gid="caption")
     if found:
-        figure.legend(
-            found.values(), found.keys(), loc="outside lower center", bbox_to_anchor=(0, bottom, 1, 1 - bottom),
-            ncols=columns, frameon=False, title=title,
-        )  # fmt: skip
+        at: dict[str, Any] = {"loc": "lower center", "bbox_to_anchor": (0.5, below / height)}
+        figure.legend(found.values(), found.keys(), ncols=columns, frameon=False, title=title, **at)

@@ -44,10 +44,7 @@ def _of_source(source: Source, out: str) -> list[Again]:
         words = options(settings, RunConfig(), but=("method", "seed"))
         words += ["--method", *methods, "--seeds", *map(str, seeds), "--out", where]
         found.append(Again(shlex.join(["fedncv", "run", *words])))
-    calls = [
-        (replace(settings, method=method), seeds) for settings, methods, seeds in _groups(own) for method in methods
-    ]
-    return found + [_python(config, seeds, f"{out}/own-{i}") for i, (config, seeds) in enumerate(calls, start=1)]
+    return found + ([_python(own, out)] if own else [])
 
 
 def _objects(config: RunConfig) -> list[str]:
@@ -89,14 +86,23 @@ def _in_full(source: Source) -> list[str]:
 # ---- objects of Python -----------------------------------------------------------------------------------
 
 
-def _python(config: RunConfig, seeds: list[int], out: str) -> Again:
-    changed = {name: value for name, (value, _) in differences(config, RunConfig()).items()} | {"method": config.method}
-    own = {name: _variable(name, changed[name]) for name in _objects(config)}
-    arguments = [f"{name}={own.get(name, repr(value))}" for name, value in changed.items()]
-    call = ", ".join([f"seeds={seeds}", *arguments, f"out={out!r}"])
-    passed = ", ".join(f"{name} {variable}" for name, variable in own.items())
-    said = f"Runs with objects of your own are repeated in Python. Pass the same objects again: {passed}."
-    return Again(f"import fedncv\n\nfedncv.simulate_many({call})", said)
+def _python(runs: list[Run], out: str) -> Again:
+    """Return a call for every method, and the objects to pass."""
+    lines, passed = ["import fedncv", ""], {}
+    calls = [(replace(plain, method=method), seeds) for plain, methods, seeds in _groups(runs) for method in methods]
+    for i, (config, seeds) in enumerate(calls, start=1):
+        changed = {name: value for name, (value, _) in differences(config, RunConfig()).items()}
+        changed["method"] = config.method
+        own = {name: _variable(name, changed[name]) for name in _objects(config)}
+        passed |= {f"{name} {variable}": None for name, variable in own.items()}
+        where = f"out={f'{out}/own-{i}'!r}"
+        arguments = [f"{name}={own.get(name, repr(value))}" for name, value in changed.items()]
+        method = own_object(config.method)
+        if method and method.fingerprint and ":" not in method.name:  # a plain Method has no name of its own
+            arguments.append(f"name={method.name!r}")
+        lines.append(f"fedncv.simulate_many({', '.join([f'seeds={seeds}', *arguments, where])})")
+    words = f"Runs with objects of your own are repeated in Python. Pass the same objects again: {', '.join(passed)}."
+    return Again("\n".join(lines), words)
 
 
 def _variable(setting: str, text: str) -> str:

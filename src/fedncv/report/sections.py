@@ -181,7 +181,7 @@ def standings(table: MainTable) -> str:
         ]  # fmt: skip
         body = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
         rows.append(f"<tr><th>{escape(column.title)}, {metric}</th>{body}</tr>")
-    if not rows:
+    if not rows or len(table.methods) == 1:
         return ""
     lead = "Ahead by, points (95 %)" if table.score.unit else "Ahead by (95 %)"
     heads = ("Best", lead, "Second", "Not significantly different", "p", "p, Holm", "Result")

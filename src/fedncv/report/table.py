@@ -84,6 +84,7 @@ def main_table(results: Results) -> MainTable:
                 sum(1 for m in results.missing if (m.column, m.method) == (column.name, method)),
             )
     ranked = ranks([column.scores(metric) for column, metric in keys if column.scores(metric)])
+    ranked = ranked if len(results.methods) > 1 else {}
     return MainTable(keys, results.methods, results.score, entries, standings, ranked)
 
 

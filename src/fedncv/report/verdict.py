@@ -75,12 +75,25 @@ def headline(results: Results, table: MainTable, found: list[Claim]) -> str:
         parts.append(f"Significantly first, after Holm's correction over {len(tested)} columns: {', '.join(words)}.")
     elif tested:
         parts.append(f"After Holm's correction over {len(tested)} columns no method is significantly first in any.")
+    elif len(results.methods) == 1:
+        parts.append(_alone(results, table))
     else:
         parts.append("No method is called first: this needs at least two methods with two common seeds.")
     if results.missing:
         count = len(results.missing)
         parts.append(f"{count} run{'s are' if count > 1 else ' is'} missing, so this result is not final.")
     return " ".join(parts)
+
+
+def _alone(results: Results, table: MainTable) -> str:
+    """Return the scores of the only method."""
+    (method,) = results.methods
+    said = []
+    for column in results.columns:
+        entries = [(metric, table.entries[column.name, metric, method].ours) for metric in METRICS]
+        found = [f"{spread(ours, table.score)}{table.score.unit} {metric}" for metric, ours in entries if ours]
+        said += [f"{column.title}: {' and '.join(found)} local training"] if found else []
+    return f"{names.method(method)}, {table.score.name} on {'; '.join(said)}." if said else "Nothing is measured yet."
 
 
 def standing_words(table: MainTable, column: Column, metric: str) -> str:
