@@ -88,7 +88,7 @@ def _in_full(source: Source) -> list[str]:
 
 def _python(runs: list[Run], out: str) -> Again:
     """Return a call for every method, and the objects to pass."""
-    lines, passed = ["import fedncv", ""], {}
+    lines, passed = ["import fedncv", ""], dict[str, None]()
     calls = [(replace(plain, method=method), seeds) for plain, methods, seeds in _groups(runs) for method in methods]
     for i, (config, seeds) in enumerate(calls, start=1):
         changed = {name: value for name, (value, _) in differences(config, RunConfig()).items()}
