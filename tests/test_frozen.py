@@ -1,5 +1,7 @@
 """Frozen parameters (requires_grad=False) are constants: never trained, never sent, in no control variate."""
 
+import os
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -193,22 +195,24 @@ def test_seeds_that_draw_their_base_do_not_stack_and_say_so(capsys):
 # ---- what is not sent is compared ------------------------------------------------------------------------
 
 
-def test_a_run_resumes_only_with_the_frozen_weights_it_began_with(tmp_path):
-    def base(seed):
-        def factory(*arguments):
-            module = SameBase(*arguments)
-            module.body[0].weight.data = fixed(6, 4, seed=seed).float()
-            return module
+def pretrained(*arguments):
+    """A base from outside, as a file of weights would be."""
+    module = SameBase(*arguments)
+    module.body[0].weight.data = fixed(6, 4, seed=int(os.environ["TEST_BASE"])).float()
+    return module
 
-        return factory
 
-    data, settings = tiny_dataset(), {"clients": 3, "per_round": 2, "epochs": 1, "batch_size": 8}
+def test_a_run_resumes_only_with_the_frozen_weights_it_began_with(tmp_path, monkeypatch):
+    objects, folder = {"model": pretrained, "data": tiny_dataset()}, tmp_path / "run"
+    settings = {"clients": 3, "per_round": 2, "epochs": 1, "batch_size": 8, "rounds": 2}
+    monkeypatch.setenv("TEST_BASE", "0")
     with pytest.raises(KeyboardInterrupt):
-        fedncv.simulate(model=base(0), data=data, rounds=2, out=tmp_path / "run", on_round=stop_after_one, **settings)
+        fedncv.simulate(out=folder, on_round=stop_after_one, **objects, **settings)
+    monkeypatch.setenv("TEST_BASE", "1")
     with pytest.raises(ValueError, match="other frozen weights"):
-        fedncv.resume(tmp_path / "run", model=base(1), data=data)
-    resumed = fedncv.resume(tmp_path / "run", model=base(0), data=data)
-    whole = fedncv.simulate(model=base(0), data=data, rounds=2, **settings)
+        fedncv.resume(folder, **objects)
+    monkeypatch.setenv("TEST_BASE", "0")
+    resumed, whole = fedncv.resume(folder, **objects), fedncv.simulate(**objects, **settings)
     assert torch.equal(model_of(resumed.state), model_of(whole.state))
 
 
