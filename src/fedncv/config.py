@@ -118,7 +118,8 @@ class Settings:
     test_share: float = setting(0.25, "protocol", "own", "samples")
     """Share of each client's samples kept for testing, at least 0 and below 1."""
     model: str = setting("lenet5", "protocol")
-    """lenet5, mlp, or package.module:function, which maps (input shape, outputs) to a torch module."""
+    """lenet5, mlp, resnet18 (GroupNorm), resnet18_bn, char_lstm, char_transformer, or package.module:function, which
+    maps (input shape, outputs) to a torch module."""
     task: str = setting("classification", "protocol")
     """classification, regression, or package.module:task, a fedncv.Task with a loss and a score."""
     rounds: int = setting(100, "protocol", "paper")
