@@ -7,10 +7,17 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
+NEEDS = {"lora": "transformers"}  # which takes seconds to import
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def marks(path):
+    return [pytest.mark.slow] if path.stem in NEEDS else []
+
+
+@pytest.mark.parametrize("path", [pytest.param(path, id=path.stem, marks=marks(path)) for path in EXAMPLES])
 def test_an_example_runs(path, tmp_path):
+    if path.stem in NEEDS:
+        pytest.importorskip(NEEDS[path.stem], reason=f"the example needs {NEEDS[path.stem]}")
     done = subprocess.run(
         [sys.executable, "-W", "error", path], capture_output=True, text=True, cwd=tmp_path, check=False
     )

@@ -15,8 +15,10 @@ if TYPE_CHECKING:
     from fedncv import data as data
     from fedncv import estimators as estimators
     from fedncv import methods as methods
+    from fedncv import models as models
     from fedncv import optimizers as optimizers
     from fedncv import tensorboard as tensorboard
+    from fedncv.adapters import lora
     from fedncv.config import RunConfig
     from fedncv.data import Dataset
     from fedncv.methods import METHODS, find_method
@@ -34,6 +36,7 @@ __all__ = [
     "RunConfig",
     "Task",
     "find_method",
+    "lora",
     "resume",
     "simulate",
     "simulate_many",
@@ -48,6 +51,7 @@ MODULES = {
     "RunConfig": "fedncv.config",
     "Task": "fedncv.tasks",
     "find_method": "fedncv.methods",
+    "lora": "fedncv.adapters",
     "resume": "fedncv.simulation",
     "simulate": "fedncv.simulation",
     "simulate_many": "fedncv.simulation",
@@ -57,6 +61,7 @@ SUBMODULES = (
     "data",
     "estimators",
     "methods",
+    "models",
     "optimizers",
     "tensorboard",
 )  # for `fedncv.data.from_arrays` after `import fedncv`

@@ -153,6 +153,21 @@ class CharTransformer(nn.Module):
         return self.head(self.norm(h[:, -1]))
 
 
+class Logits(nn.Module):
+    """A module of the library transformers, from token ids (or other inputs) to its logits, one row per sample.
+
+    ``last`` takes those after the last token: the next token's, of a causal model.
+    """
+
+    def __init__(self, model: nn.Module, *, last: bool = False) -> None:
+        super().__init__()
+        self.model, self.last = model, last
+
+    def forward(self, x):  # type: ignore[no-untyped-def]
+        logits = self.model(x).logits
+        return logits[:, -1] if self.last else logits
+
+
 def check_tokens(name: str, input_shape: tuple[int, ...]) -> None:
     if len(input_shape) != 1:
         raise ValueError(f"{name} needs sequences of token ids (length,), not inputs of shape {input_shape}")
