@@ -13,8 +13,10 @@ import fedncv
 
 
 def adapted(shape: tuple[int, ...], outputs: int) -> torch.nn.Module:
-    small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
-    config = BertConfig(vocab_size=17, max_position_embeddings=shape[0], **small)
+    config = BertConfig(
+        vocab_size=17, max_position_embeddings=shape[0],
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
+    )  # fmt: skip
     config.num_labels = outputs
     base = BertForSequenceClassification(config)
     return fedncv.lora(fedncv.models.Logits(base), rank=4, targets=("query", "value"), train=("classifier",))
