@@ -5,11 +5,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from fedncv.cli.arguments import parse
+from fedncv.config import short_name
 from fedncv.data import Clients, Dataset, Statistics, divide, load, prior_accuracy, split, statistics
 from fedncv.data.owners import Floats, Indices
 from fedncv.data.picture import draw
+
+SIZES = ("clients", "samples per client", "samples moved to reach the minimum", "training, test samples")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,7 +21,8 @@ class Args:
     """Draw how many samples of each class each client holds."""
 
     data: str = "digits"
-    """Dataset name (`fedncv datasets` lists them), or folder:path=...,size=...,channels=..."""
+    """Dataset name, folder:path=..., table:path=...,y=..., leaf:path=..., or package.module:function.
+    `fedncv datasets` lists them."""
     data_dir: str = ""
     """Folder with the original files; empty: $FEDNCV_DATA, then the cache folder."""
     partition: str = "dirichlet:alpha=0.1"
@@ -42,9 +47,12 @@ def main(argv: list[str]) -> int:
     dataset = load(args.data, args.data_dir or None)
     parts = divide(dataset, args.partition, num_clients=args.clients, seed=args.seed)
     clients = split(parts, args.test_share, args.seed)
+    is_regression = dataset.labels.is_floating_point()
+    if is_regression:  # one class, so that only the sizes differ
+        dataset = dataset._replace(groups=torch.zeros(len(dataset.y), dtype=torch.int64), num_classes=1)
     stats = statistics(dataset.labels.numpy(), parts, dataset.num_classes)
-    draw(stats, f"{args.data}, {args.partition}, {args.clients:,} clients, seed {args.seed}", args.out)
-    show(summary(dataset, stats, clients))
+    draw(stats, f"{short_name(args.data)}, {args.partition}, {args.clients:,} clients, seed {args.seed}", args.out)
+    show([row for row in summary(dataset, stats, clients) if not is_regression or row[0] in SIZES])
     print(f"picture: {args.out}")
     return 0
 

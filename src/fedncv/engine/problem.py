@@ -167,6 +167,7 @@ def build(
     example = dataset.inputs(torch.arange(min(2, len(dataset.x))), dtype)
     made = Model(model or find_model(config.model), example, dataset.num_classes, config.seed, dtype)
     task = task or find_task(config.task)
+    _check_targets(config.task, dataset)
     _try_task(short_name(config.task), task, made, dataset, dtype)
     sizes = clients.sizes.astype(np.float64)
     federation = Federation(
@@ -220,6 +221,18 @@ def _kind(task: str, dataset: Dataset) -> Kind:
     if task in TASKS:
         return "regression" if task == "regression" else "classification"
     return "regression" if dataset.y.is_floating_point() else "classification"
+
+
+def _check_targets(task: str, dataset: Dataset) -> None:
+    """Raise ValueError if a built-in task is for other targets; a task of the user's own may compare anything."""
+    numbers = dataset.y.is_floating_point()
+    if task == "classification" and numbers:
+        raise ValueError(f"{dataset.name}: the targets are numbers, not classes; use task regression")
+    if task == "regression" and not numbers and dataset.classes:
+        raise ValueError(
+            f"{dataset.name}: the targets are classes ({', '.join(dataset.classes[:3])}, ...), not numbers; "
+            "use task classification, or read the column with target=number"
+        )
 
 
 def _try_task(name: str, task: Task, model: Model, dataset: Dataset, dtype: torch.dtype) -> None:
