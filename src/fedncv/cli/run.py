@@ -30,8 +30,8 @@ class Arguments(Settings):
     """
 
     method: tuple[str, ...] = ("fedavg",)
-    """One or more methods, with optional knobs and switches: --method fedavg fedprox:mu=0.1 scaffold+prior, or your own:
-    my.module:function:mu=0.1. `fedncv methods` lists them."""
+    """One or more methods, with optional knobs and switches: --method fedavg fedprox:mu=0.1 scaffold+prior; or
+    your own: my.module:function:mu=0.1. `fedncv methods` lists them."""
     seeds: tuple[int, ...] = (0,)
     """One or more seeds: --seeds 0 1 2. A seed decides the partition, the initial model and every draw."""
     recipe: Literal["protocol", "smoke"] = "protocol"
