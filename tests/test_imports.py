@@ -162,6 +162,7 @@ def test_another_module_of_that_name_is_never_taken_for_the_runs(module, tmp_pat
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / f"{module}.py").write_text("made = 3")
     monkeypatch.chdir(tmp_path / "other")
+    sys.path.insert(0, str(tmp_path / "other"))  # as `python -m` does
     imports.look_in(str(tmp_path))
     assert len(load(f"{module}:made").x) == 4  # the run's folder comes before the current one
     imports.look_in(str(tmp_path / "other"))

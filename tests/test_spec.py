@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fedncv import spec
@@ -18,10 +18,13 @@ def folder(*, path: Path, size: int = 0, note: str = ""): ...
 CHOICES = {"folder": folder}
 
 
+@example("/a+b", 1, "x+y, z")
 @given(st.text(min_size=1), st.integers(), st.text())
 def test_what_is_written_is_read_back(path, size, note):
     values = {"path": Path(path), "size": size, "note": note}
-    assert spec.parse(spec.write("folder", values), CHOICES, what="dataset") == ("folder", values)
+    text = spec.write("folder", values)
+    assert spec.parse(text, CHOICES, what="dataset") == ("folder", values)
+    assert spec.split(text, r"\+(?!\d)") == [text]  # a chain of switches would be cut there
 
 
 @given(st.text(min_size=1))

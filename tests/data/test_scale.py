@@ -1,13 +1,17 @@
 """Standardising by the training samples of all clients: the same in every engine, for each seed's own split."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from sklearn.preprocessing import StandardScaler
 
 import fedncv
+from fedncv.config import RunConfig
 from fedncv.data import Clients, divide, split, standardised
 from fedncv.data.dataset import Dataset
+from fedncv.engine.problem import build
 
 SETTINGS = {
     "model": "mlp",
@@ -81,3 +85,19 @@ def test_every_seed_has_its_own_scale_in_every_engine():
             assert one.problem.dataset.mean == other.problem.dataset.mean
             torch.testing.assert_close(one.state.server.x_P, other.state.server.x_P, atol=1e-10, rtol=0)
             assert one.last["before"] == pytest.approx(other.last["before"], abs=1e-12)
+
+
+def test_a_federation_scales_as_its_simulation(tmp_path):
+    pytest.importorskip("flwr")
+    from fedncv.flower import folder, samples
+
+    text = "\n".join(["a,b,y", *(f"{k},{k * k % 7},{k % 2}" for k in range(24))])
+    (tmp_path / "t.csv").write_text(text)
+    config = RunConfig(data=f"table:path={tmp_path}/t.csv,y=y,standardise=true", partition="iid", model="mlp")
+    config = replace(config, clients=2, per_round=1, seed=5)
+    folder.init(tmp_path / "fed", config, host="127.0.0.1", port=0, listen="127.0.0.1")
+    problem = build(config)
+    for u in range(2):
+        mine = samples.read(tmp_path / "fed" / "clients" / str(u) / "data")
+        there = mine.dataset.inputs(torch.from_numpy(mine.train), torch.float32)
+        assert there.equal(problem.dataset.inputs(torch.from_numpy(problem.clients.train[u]), torch.float32))

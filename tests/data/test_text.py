@@ -6,7 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
+from fedncv import simulate
 from fedncv.data import DATASETS, divide, load
 from fedncv.data.text import ALPHABET, characters, load_shakespeare, speakers, windows
 
@@ -45,6 +47,21 @@ def test_no_window_crosses_from_one_speaker_to_another(tmp_path):
     batch = data.inputs(torch.arange(3), torch.float32)
     assert batch.dtype == torch.int64  # ids for an embedding
     assert torch.equal(batch, data.x[:3].long())
+
+
+def test_small_ids_train_the_same_in_every_engine(tmp_path):
+    (tmp_path / "shakespeare.txt").write_text("\n\n".join(f"{name}:\n{'to be or not' * 9}" for name in "AB"))
+    data = load_shakespeare(tmp_path, length=5, stride=3, min_chars=30)
+
+    def model(input_shape, num_classes):
+        return nn.Sequential(nn.Embedding(80, 2), nn.Flatten(), nn.Linear(2 * input_shape[0], num_classes))
+
+    settings = {"partition": "natural", "clients": 2, "per_round": 2, "rounds": 1, "epochs": 1, "dtype": "float64"}
+    one, other = (
+        simulate(data=data._replace(x=x), model=model, engine=engine, **settings).state.server.x_P
+        for x, engine in ((data.x.long(), "sequential"), (data.x, "stacked"))
+    )
+    torch.testing.assert_close(one, other, atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("knobs", [{"length": 0}, {"stride": 0}, {"min_chars": 10**6}, {"length": 99}])
