@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fedncv.methods import METHODS, find_method
     from fedncv.methods.base import Method
     from fedncv.optimizers import Optimizer
+    from fedncv.results import scalars
     from fedncv.simulation import Result, resume, simulate, simulate_many
     from fedncv.tasks import Task
 
@@ -38,6 +39,7 @@ __all__ = [
     "find_method",
     "lora",
     "resume",
+    "scalars",
     "simulate",
     "simulate_many",
 ]
@@ -53,6 +55,7 @@ MODULES = {
     "find_method": "fedncv.methods",
     "lora": "fedncv.adapters",
     "resume": "fedncv.simulation",
+    "scalars": "fedncv.results",
     "simulate": "fedncv.simulation",
     "simulate_many": "fedncv.simulation",
 }

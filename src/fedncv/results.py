@@ -19,7 +19,7 @@ LOWER_IS_BETTER = ("log_loss", "brier", "ece", "rmse", "mae")  # of the built-in
 ROW_BEGINS = b'{"round": '
 PER_CLIENT = "_clients"  # suffix of a metric that is a list with one number per client
 NO_NUMBERS = {  # other values that are not numbers; dictionaries hold a federation's reasons by client
-    "failed": str, "score_name": str, "skipped": list, "sizes": list, "counted": list, "absent": list,
+    "failed": str, "stopped": str, "score_name": str, "skipped": list, "sizes": list, "counted": list, "absent": list,
     "barred": dict, "refused": dict, "clipped": dict,
 }  # fmt: skip
 PROTOCOL = tuple(name for name in named("protocol") if name != "seed")
@@ -74,6 +74,11 @@ class Run(NamedTuple):
             return "failed"
         finished = bool(self.rows) and self.rounds == self.config.rounds
         return "finished" if finished else "unfinished"
+
+    @property
+    def stopped(self) -> str:
+        """Reason why a callback stopped the run before its last round; empty if none did."""
+        return str(self.rows[-1].get("stopped", "")) if self.rows else ""
 
     @property
     def score(self) -> "Score":
@@ -262,6 +267,15 @@ def metrics_of(runs: list[Run]) -> list[str]:
     end = "_defined"
     names = [key for run in runs for row in run.rows for key in row if key.endswith(end)]
     return list(dict.fromkeys(name.removesuffix(end).partition("_")[2] for name in names))
+
+
+def scalars(row: dict[str, Any]) -> dict[str, float]:
+    """Return the numbers of a row by name, for a logger; lists, texts, missing values and the round are left out.
+
+    >>> scalars({"round": 3, "before": 0.5, "before_auroc": None, "before_clients": [0.5], "replies": 2})
+    {'before': 0.5, 'replies': 2.0}
+    """
+    return {name: float(value) for name, value in row.items() if name != "round" and _is_number(value)}
 
 
 def points(runs: list[Run], name: str) -> Points:

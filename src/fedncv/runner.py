@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from torch import Tensor
 
 from fedncv.config import RunConfig
 from fedncv.data import holdings, prior_accuracy
@@ -21,6 +22,7 @@ from fedncv.engine.choose import common, engine_for
 from fedncv.engine.problem import DivergedError, Problem, State, build
 from fedncv.engine.protocol import Engine
 from fedncv.engine.sequential import one_thread
+from fedncv.export import export
 from fedncv.objects import again
 from fedncv.observatory import at_model
 from fedncv.probe import find_probe
@@ -35,13 +37,15 @@ OnRound = Callable[["LiveRun", Row], None]
 
 @dataclass
 class LiveRun:
-    """A run in progress: its state and rows, and its folder if it has one."""
+    """A run in progress: its state and rows, and its folder if it has one. Callbacks may read it, and ``stop`` it."""
 
     problem: Problem
     state: State
     rows: list[Row] = field(default_factory=list)
     folder: Path | None = None
     error: DivergedError | None = None
+    stopped: str = ""
+    """Reason, if a callback has stopped the run."""
 
     def __post_init__(self) -> None:
         self._journal = None
@@ -54,6 +58,18 @@ class LiveRun:
     @property
     def is_finished(self) -> bool:
         return bool(self.rows) and self.state.round >= self.problem.config.rounds
+
+    @property
+    def config(self) -> RunConfig:
+        return self.problem.config
+
+    def state_dict(self, client: int | None = None) -> dict[str, Tensor]:
+        """Return the model after this round for ``module.load_state_dict``: the shared one, or that of ``client``."""
+        return export(self.problem, self.state, client)
+
+    def stop(self, reason: str) -> None:
+        """End the run after this round. It keeps a checkpoint and can be resumed; its last row says why it ended."""
+        self.stopped = str(reason) or "no reason given"
 
     def begin(self, engine: str, layers: str) -> None:
         """Record the engine, the layers, the machine and the partition."""
@@ -83,6 +99,11 @@ class LiveRun:
         """Save the latest complete round; a failed run has already done so."""
         if self._journal is not None and self.error is None:
             self._journal.checkpoint()
+
+    def end_early(self) -> None:
+        """Save a run that was stopped, with the reason."""
+        if self._journal is not None and not self.is_finished:
+            self._journal.stop(self.stopped)
 
     def close(self) -> None:
         """Release the lock on the folder."""
@@ -115,8 +136,8 @@ def open_run(folder: Path, *, runs: int = 1, **objects: Any) -> LiveRun:
 def train(runs: list[LiveRun], *, on_round: OnRound | None = None) -> None:
     """Train runs that differ only in ``choose.OWN``, and are at the same round, to their last round.
 
-    A run that diverges stops and the others continue; its error is raised at the end. In every case a run with a
-    folder is left with a checkpoint.
+    A run that diverges stops and the others continue; its error is raised at the end. A run that a callback stops ends
+    there. In every case a run with a folder is left with a checkpoint.
     """
     try:
         if not runs[0].is_finished:
@@ -140,17 +161,17 @@ def _train(engine: Engine, runs: list[LiveRun], on_round: OnRound | None) -> Non
             if not live[0].rows:
                 rows = [{"round": 0} | floor(run.problem) for run in live]
                 _complete(engine, live, [run.state for run in live], rows, time.perf_counter(), on_round)
-                engine, live = _without_failed(engine, live)
+                engine, live = _still_live(engine, live)
             while live and live[0].state.round < config.rounds:
                 began = time.perf_counter()
                 settled = engine.run_rounds([run.state for run in live])
                 for run, outcome in zip(live, settled, strict=True):
                     if isinstance(outcome, DivergedError):
                         run.fail(outcome)
-                engine, live = _without_failed(engine, live)
+                engine, live = _still_live(engine, live)
                 done = [outcome for outcome in settled if not isinstance(outcome, DivergedError)]
                 _complete(engine, live, [state for state, _ in done], [row for _, row in done], began, on_round)
-                engine, live = _without_failed(engine, live)
+                engine, live = _still_live(engine, live)
     except BaseException:  # Ctrl-C, a callback that raised, a worker that failed
         for run in runs:
             run.checkpoint()
@@ -159,8 +180,8 @@ def _train(engine: Engine, runs: list[LiveRun], on_round: OnRound | None) -> Non
         engine.close()
 
 
-def _without_failed(engine: Engine, runs: list[LiveRun]) -> tuple[Engine, list[LiveRun]]:
-    left = [j for j, run in enumerate(runs) if run.error is None]
+def _still_live(engine: Engine, runs: list[LiveRun]) -> tuple[Engine, list[LiveRun]]:
+    left = [j for j, run in enumerate(runs) if run.error is None and not run.stopped]
     return (engine.only(left) if 0 < len(left) < len(runs) else engine), [runs[j] for j in left]
 
 
@@ -178,6 +199,8 @@ def _complete(
         run.complete(state, row | found, seconds)
         if on_round is not None:
             on_round(run, row | found)
+        if run.stopped:
+            run.end_early()
 
 
 def _measure_each(engine: Engine, config: RunConfig, states: list[State]) -> list[Row | DivergedError]:

@@ -1,10 +1,11 @@
 """Python interface: simulate one federation, simulate it with several seeds, resume it."""
 
+import inspect
 import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -21,8 +22,15 @@ from fedncv.optimizers import Optimizer
 from fedncv.runner import LiveRun, Row, open_run, train
 from fedncv.tasks import Task
 
-OnRound = Callable[[Row], None]
-OnRoundOf = Callable[[int, Row], None]
+
+class Watcher(Protocol):
+    """A callback that is an object, for ``simulate`` and ``simulate_many``."""
+
+    def on_round(self, row: Row, run: LiveRun, /) -> object: ...
+
+
+OnRound = Callable[[Row], object] | Callable[[Row, LiveRun], object] | Watcher
+OnRoundOf = Callable[[int, Row], object] | Callable[[int, Row, LiveRun], object] | Watcher
 
 
 @dataclass(frozen=True)
@@ -35,6 +43,8 @@ class Result:
     """Metrics, one dictionary per round; the first is round 0, the initial model."""
     folder: Path | None = None
     """Folder of the run, if it was saved."""
+    stopped: str = ""
+    """Reason, if a callback stopped the run before its last round."""
 
     @property
     def last(self) -> Row:
@@ -77,8 +87,9 @@ def simulate(
     Method, data, model, task and optimizer are names or objects; a function without arguments that returns the object
     is as good. ``name`` names a method of your own in tables and curves; without it the function that made it does. All
     other settings are fields of ``RunConfig``; those passed here replace the ones in ``config``. With ``out`` the run
-    is saved in that folder and can be resumed. ``on_round`` is called with the metrics of every round, for example to
-    log them to TensorBoard, MLflow or W&B.
+    is saved in that folder and can be resumed. ``on_round`` is called with the row of every round, and with the run if
+    it takes two arguments: ``run.state_dict()`` is the model, ``run.stop("why")`` ends the run. It may also be an
+    object with a method ``on_round(row, run)``.
 
     Raise ValueError if a setting is wrong, or if ``out`` already holds a run and ``overwrite`` is False. Raise
     DivergedError, an ArithmeticError, if training diverges.
@@ -117,8 +128,8 @@ def simulate_many(
     """Call ``simulate`` once per seed and return the results in order; train all seeds as one stack if possible.
 
     The arguments are those of ``simulate``, with two differences. With ``out`` every run is saved in its own folder,
-    such as out/seed-3. ``on_round`` is called with the seed and the metrics. If a run diverges, the others continue;
-    its DivergedError is raised at the end.
+    such as out/seed-3. A function ``on_round`` is called with the seed and the row, and with the run if it takes three
+    arguments. If a run diverges or is stopped, the others continue; its DivergedError is raised at the end.
 
     >>> results = simulate_many(seeds=[0, 1], model="mlp", clients=5, per_round=2, rounds=1, epochs=1)
     >>> [result.problem.config.seed for result in results]
@@ -145,7 +156,7 @@ def simulate_many(
         runs.append(LiveRun(problem, start(problem, runs=len(seeds)), folder=folder))
     if not runs:
         raise ValueError("no seeds to simulate; give at least one, such as seeds=range(5)")
-    train(runs, on_round=None if on_round is None else lambda run, row: on_round(run.problem.config.seed, row))
+    train(runs, on_round=_calling(on_round, lambda run, row: (run.config.seed, row)))
     return list(map(_result, runs))
 
 
@@ -178,9 +189,37 @@ def _create(folder: Path | None, config: RunConfig, *, overwrite: bool) -> None:
 
 
 def _trained(run: LiveRun, on_round: OnRound | None) -> Result:
-    train([run], on_round=None if on_round is None else lambda _run, row: on_round(row))
+    train([run], on_round=_calling(on_round, lambda _run, row: (row,)))
     return _result(run)
 
 
+def _calling(on_round: Any, first: Callable[[LiveRun, Row], tuple[Any, ...]]) -> Callable[[LiveRun, Row], None] | None:
+    """Return the callback for the runner: call the user's with ``first``, and the run if it takes one more argument."""
+    if on_round is None:
+        return None
+
+    def call(run: LiveRun, row: Row) -> None:
+        arguments = first(run, row)
+        if hasattr(on_round, "on_round"):
+            on_round.on_round(row, run)
+        elif num_required > len(arguments):
+            on_round(*arguments, run)
+        else:
+            on_round(*arguments)
+
+    num_required = _num_required(on_round)
+    return call
+
+
+def _num_required(function: Any) -> int:
+    """Return the number of arguments without a default; 0 if Python cannot tell, as for some built-in functions."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return 0
+    places = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(p.kind in places and p.default is p.empty for p in parameters)
+
+
 def _result(run: LiveRun) -> Result:
-    return Result(run.problem, run.state, run.rows, run.folder)
+    return Result(run.problem, run.state, run.rows, run.folder, "" if run.is_finished else run.stopped)

@@ -216,6 +216,11 @@ class Journal:
         self.checkpoint()
         append(self._folder, METRICS, {"round": self._complete[0].round + 1, "failed": reason})
 
+    def stop(self, reason: str) -> None:
+        """Save the latest complete state, and write why the run was stopped; resuming removes that line."""
+        self.checkpoint()
+        append(self._folder, METRICS, {"round": self._complete[0].round, "stopped": reason})
+
 
 def _last_timing(folder: Path) -> dict[str, Any]:
     """Return the latest complete row of timing.jsonl; empty if it is missing or damaged."""

@@ -3,13 +3,14 @@
 >>> fedncv.simulate(method="fedavg", on_round=fedncv.tensorboard.writer("events/fedavg"))  # doctest: +SKIP
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
+from fedncv.results import scalars
 from fedncv.runner import Row, Watch
-from fedncv.simulation import OnRound
 
 
-def writer(folder: str | Path) -> OnRound:
+def writer(folder: str | Path) -> Callable[[Row], None]:
     """Return an ``on_round`` that writes every number of a row under its own name."""
     try:
         from torch.utils.tensorboard import SummaryWriter
@@ -18,9 +19,8 @@ def writer(folder: str | Path) -> OnRound:
     events = SummaryWriter(str(folder))
 
     def on_round(row: Row) -> None:
-        for name, value in row.items():
-            if name != "round" and isinstance(value, int | float):
-                events.add_scalar(name, value, row["round"])
+        for name, value in scalars(row).items():
+            events.add_scalar(name, value, row["round"])
         events.flush()
 
     return on_round
@@ -28,7 +28,7 @@ def writer(folder: str | Path) -> OnRound:
 
 def beside(watch: Watch) -> Watch:
     """Return ``watch`` extended to write the events of each run into its folder."""
-    writers: dict[Path, OnRound] = {}
+    writers: dict[Path, Callable[[Row], None]] = {}
 
     def row(folder: Path, values: Row) -> None:
         if folder not in writers:

@@ -56,7 +56,9 @@ def print_table(runs: list[Run]) -> None:
     for run in runs:
         if run.status != "finished":
             console.print(
-                f"{run.status}: {run.folder} after round {run.rounds} of {run.config.rounds}", highlight=False
+                f"{'stopped' if run.stopped else run.status}: {run.folder} after round {run.rounds} of "
+                f"{run.config.rounds}{f' ({run.stopped})' if run.stopped else ''}",
+                highlight=False,
             )
 
 

@@ -15,7 +15,14 @@ from fedncv.methods import base
 from fedncv.methods.base import BufferRule, Replies, ServerAsk, weighted_sum
 from fedncv.tree import all_finite, leaves, num_bytes, stack
 
-RESERVED = ("pooled", "label_prior", "score_name", "skipped", "failed")  # names of a row beside those of `settle`
+RESERVED = (
+    "pooled",
+    "label_prior",
+    "score_name",
+    "skipped",
+    "failed",
+    "stopped",
+)  # names of a row beside those of `settle`
 MEASURED = ("before", "after", "variance")
 
 
