@@ -148,7 +148,6 @@ def test_a_study_of_a_folder_has_a_column_with_results(here, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:constrained_layout")
 def test_a_study_of_own_data_and_methods_works_as_a_whole(here, tmp_path, monkeypatch, capsys):
     """Tuned, reported, extended and resumed from another folder; each dataset has a column and a safe folder."""
     data = ["folder:path=birds", 'folder:path="cats, dogs + birds"', "my_code:patients:year=2020"]

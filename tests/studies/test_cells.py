@@ -160,7 +160,7 @@ def test_rows_that_were_changed_are_refused_with_their_bytes_and_stop_no_other_r
 
 
 def test_what_all_runs_lack_is_told_once(tmp_path, watch, monkeypatch):
-    def no_data(config):
+    def no_data(config, **objects):
         raise ValueError("no data")
 
     folders = prepare(tmp_path, cells(methods=("fedavg", "fedper")))
