@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fedncv.methods.base import Method
     from fedncv.optimizers import Optimizer
     from fedncv.results import scalars
-    from fedncv.simulation import Result, resume, simulate, simulate_many
+    from fedncv.simulation import Result, export_run, resume, simulate, simulate_many
     from fedncv.tasks import Task
 
 __all__ = [
@@ -36,6 +36,7 @@ __all__ = [
     "Result",
     "RunConfig",
     "Task",
+    "export_run",
     "find_method",
     "lora",
     "resume",
@@ -52,6 +53,7 @@ MODULES = {
     "Result": "fedncv.simulation",
     "RunConfig": "fedncv.config",
     "Task": "fedncv.tasks",
+    "export_run": "fedncv.simulation",
     "find_method": "fedncv.methods",
     "lora": "fedncv.adapters",
     "resume": "fedncv.simulation",

@@ -4,6 +4,7 @@ import difflib
 import json
 import math
 from pathlib import Path
+from shlex import quote
 from typing import Any, NamedTuple
 
 from fedncv.config import RunConfig, from_dict, named, read_toml, short_names
@@ -90,6 +91,28 @@ class Run(NamedTuple):
         return next((row[name] for row in reversed(self.rows) if row.get(name) is not None), None)
 
 
+class Extension(NamedTuple):
+    """A run got another number of rounds when it had finished ``round`` of the ``planned`` ones."""
+
+    round: int
+    planned: int
+    rounds: int
+
+
+def extensions(folder: Path) -> list[Extension]:
+    """Return how the plan of a run was changed, from timing.jsonl; lines that are damaged are passed over."""
+    path = folder / TIMING
+    found = []
+    for line in path.read_bytes().split(b"\n") if path.exists() else []:
+        if b'"extended"' in line:
+            try:
+                row = json.loads(line)
+                found.append(Extension(row["round"], row["planned"], row["extended"]))
+            except (ValueError, KeyError, TypeError):
+                continue
+    return found
+
+
 def is_run(folder: Path) -> bool:
     return (folder / CONFIG).is_file()
 
@@ -112,7 +135,9 @@ def runs_in(folder: Path) -> list[Path]:
     found = [folder] if is_run(folder) else sorted(path.parent for path in folder.glob(f"*/{CONFIG}"))
     if not found:
         deeper = sorted(path.parent.parent for path in folder.glob(f"*/*/{CONFIG}"))
-        remedy = f"; name a folder of runs, such as {deeper[0]}, or see fedncv report {folder}" if deeper else ""
+        remedy = (
+            f"; name a folder of runs, such as {deeper[0]}, or see fedncv report {quote(str(folder))}" if deeper else ""
+        )
         raise ValueError(f"{folder} holds no run (no {CONFIG} in it or one level below){remedy}")
     return found
 
@@ -146,8 +171,8 @@ def read_rows(folder: Path) -> list[dict[str, Any]]:
 
 def _damaged(path: Path, number: int, fault: str) -> ValueError:
     return ValueError(
-        f"{path}, line {number}, {fault}; restore it, or run `fedncv resume {path.parent}`, which repeats the "
-        f"rounds after the last checkpoint, or the whole run if you delete {STATE}"
+        f"{path}, line {number}, {fault}; restore it, or run `fedncv resume {quote(str(path.parent))}`, which repeats "
+        f"the rounds after the last checkpoint, or the whole run if you delete {STATE}"
     )
 
 
@@ -246,10 +271,16 @@ def differing(runs: list[Run]) -> dict[str, dict[Any, str]]:
 
 
 def notes_on(runs: list[Run]) -> list[str]:
-    """Return a line about the settings that not all runs share, and a line for each run that repeats another."""
+    """Return lines about the settings that not all runs share, runs that repeat others, and runs that were extended."""
     words = [f"{name} ({', '.join(values.values())})" for name, values in differing(runs).items()]
-    return [f"note: these runs differ in {', '.join(words)}"] * bool(words) + [
-        f"note: {run.folder} repeats {other.folder} and is not counted" for run, other in repetitions(runs)
+    return [
+        *[f"note: these runs differ in {', '.join(words)}"] * bool(words),
+        *(f"note: {run.folder} repeats {other.folder} and is not counted" for run, other in repetitions(runs)),
+        *(
+            f"note: {run.folder} was planned with {planned} rounds and extended to {rounds} at round {at}"
+            for run in runs
+            for at, planned, rounds in extensions(run.folder)
+        ),
     ]
 
 

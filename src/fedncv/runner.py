@@ -5,16 +5,18 @@ round together, as one stack on a GPU. Runs in folders are first sorted into suc
 they have reached.
 """
 
+import contextlib
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
 
+from fedncv import termination
 from fedncv.config import RunConfig
 from fedncv.data import holdings, prior_accuracy
 from fedncv.engine import gradients
@@ -130,6 +132,18 @@ def open_run(folder: Path, *, runs: int = 1, **objects: Any) -> LiveRun:
         raise
 
 
+def extend(folder: Path, rounds: int, *, only_check: bool = False, **objects: Any) -> None:
+    """Plan another number of rounds for the run in ``folder``; resuming it trains them.
+
+    Raise ValueError if the finished rounds would have differed in a run of so many rounds from the start.
+    """
+    from fedncv import store
+
+    config = replace(read_config(folder), rounds=rounds)
+    if config != read_config(folder):
+        store.extend(folder, build(config, **again(folder, config, objects)), only_check=only_check)
+
+
 # ---- runs that share an engine ---------------------------------------------------------------------------
 
 
@@ -137,11 +151,13 @@ def train(runs: list[LiveRun], *, on_round: OnRound | None = None) -> None:
     """Train runs that differ only in ``choose.OWN``, and are at the same round, to their last round.
 
     A run that diverges stops and the others continue; its error is raised at the end. A run that a callback stops ends
-    there. In every case a run with a folder is left with a checkpoint.
+    there. In every case a run with a folder is left with a checkpoint, also if SIGTERM arrives.
     """
+    saved = any(run.folder is not None for run in runs)
     try:
         if not runs[0].is_finished:
-            _train(engine_for([run.problem for run in runs]), runs, on_round)
+            with termination.saving_on_sigterm() if saved else contextlib.nullcontext():
+                _train(engine_for([run.problem for run in runs]), runs, on_round)
     finally:
         for run in runs:
             run.close()
@@ -163,6 +179,7 @@ def _train(engine: Engine, runs: list[LiveRun], on_round: OnRound | None) -> Non
                 _complete(engine, live, [run.state for run in live], rows, time.perf_counter(), on_round)
                 engine, live = _still_live(engine, live)
             while live and live[0].state.round < config.rounds:
+                termination.check()
                 began = time.perf_counter()
                 settled = engine.run_rounds([run.state for run in live])
                 for run, outcome in zip(live, settled, strict=True):
@@ -172,7 +189,7 @@ def _train(engine: Engine, runs: list[LiveRun], on_round: OnRound | None) -> Non
                 done = [outcome for outcome in settled if not isinstance(outcome, DivergedError)]
                 _complete(engine, live, [state for state, _ in done], [row for _, row in done], began, on_round)
                 engine, live = _still_live(engine, live)
-    except BaseException:  # Ctrl-C, a callback that raised, a worker that failed
+    except BaseException:  # Ctrl-C, SIGTERM, a callback that raised, a worker that failed
         for run in runs:
             run.checkpoint()
         raise

@@ -1,7 +1,8 @@
-"""Python interface: simulate one federation, simulate it with several seeds, resume it."""
+"""Python interface: simulate one federation, simulate it with several seeds, resume it, export its model."""
 
 import inspect
 import operator
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,10 +18,12 @@ from fedncv.export import export
 from fedncv.flat import Factory
 from fedncv.methods.base import Method
 from fedncv.metrics import Function
-from fedncv.objects import named, named_metrics
+from fedncv.objects import again, named, named_metrics
 from fedncv.optimizers import Optimizer
-from fedncv.runner import LiveRun, Row, open_run, train
+from fedncv.results import MODEL, read_config
+from fedncv.runner import LiveRun, Row, extend, open_run, train
 from fedncv.tasks import Task
+from fedncv.termination import Terminated
 
 
 class Watcher(Protocol):
@@ -65,6 +68,10 @@ class Result:
         Raise ValueError if the method has no shared model, or if there is no such client.
         """
         return export(self.problem, self.state, client)
+
+    def save(self, path: str | Path, client: int | None = None) -> Path:
+        """Write ``state_dict(client)`` to a safetensors file and return its path."""
+        return _save(self.state_dict(client), Path(path))
 
 
 def simulate(
@@ -156,13 +163,14 @@ def simulate_many(
         runs.append(LiveRun(problem, start(problem, runs=len(seeds)), folder=folder))
     if not runs:
         raise ValueError("no seeds to simulate; give at least one, such as seeds=range(5)")
-    train(runs, on_round=_calling(on_round, lambda run, row: (run.config.seed, row)))
+    _train(runs, _calling(on_round, lambda run, row: (run.config.seed, row)))
     return list(map(_result, runs))
 
 
 def resume(
     folder: str | Path,
     *,
+    rounds: int | None = None,
     method: Method | Callable[[], Method] | None = None,
     data: Dataset | Callable[[], Dataset] | None = None,
     model: Factory | None = None,
@@ -173,12 +181,53 @@ def resume(
 ) -> Result:
     """Resume the run in ``folder`` from its latest checkpoint and return its ``Result``; a finished run stays as it is.
 
+    ``rounds`` replaces the planned number of rounds, so that a finished run goes on. The result is the same as that of
+    a run with so many rounds from the start, bit for bit; where it would not be, as with schedule=cosine, it is
+    refused.
+
     Pass the same custom objects as in the original call; those that can be imported are found without. Raise
     ValueError if an object is another one, if the folder is not a run, or if the run cannot be resumed.
     """
     objects: dict[str, Any] = {"method": method, "data": data, "model": model, "task": task, "optimizer": optimizer}
     objects["metrics"] = metrics
+    if rounds is not None:
+        extend(Path(folder), rounds, **objects)
     return _trained(open_run(Path(folder), **objects), on_round)
+
+
+def export_run(
+    folder: str | Path,
+    to: str | Path | None = None,
+    *,
+    client: int | None = None,
+    method: Method | Callable[[], Method] | None = None,
+    data: Dataset | Callable[[], Dataset] | None = None,
+    model: Factory | None = None,
+    task: Task | Callable[[], Task] | None = None,
+    optimizer: Optimizer | Callable[[], Optimizer] | None = None,
+) -> Path:
+    """Write the model of the run's latest checkpoint as a state_dict and return the file; the run stays as it is.
+
+    The default file is model.safetensors in the run's folder. It holds the shared model, or the one ``client``
+    predicts with. Pass the same custom objects as in the original call; those that can be imported are found without.
+    """
+    from fedncv import store
+
+    folder = Path(folder)
+    config = replace(read_config(folder), device="cpu", metrics=())
+    objects = {"method": method, "data": data, "model": model, "task": task, "optimizer": optimizer}
+    problem = build(config, **again(folder, config, objects))
+    state = store.read_state(folder, problem)
+    return _save(export(problem, state, client), Path(to or folder / MODEL))
+
+
+def _save(tensors: dict[str, Tensor], path: Path) -> Path:
+    from safetensors.torch import save
+
+    from fedncv import store
+
+    store.write_atomically(path, save(tensors), name="export")
+    return path
 
 
 def _create(folder: Path | None, config: RunConfig, *, overwrite: bool) -> None:
@@ -189,7 +238,7 @@ def _create(folder: Path | None, config: RunConfig, *, overwrite: bool) -> None:
 
 
 def _trained(run: LiveRun, on_round: OnRound | None) -> Result:
-    train([run], on_round=_calling(on_round, lambda _run, row: (row,)))
+    _train([run], _calling(on_round, lambda _run, row: (row,)))
     return _result(run)
 
 
@@ -219,6 +268,15 @@ def _num_required(function: Any) -> int:
         return 0
     places = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return sum(p.kind in places and p.default is p.empty for p in parameters)
+
+
+def _train(runs: list[LiveRun], on_round: Callable[[LiveRun, Row], None] | None) -> None:
+    try:
+        train(runs, on_round=on_round)
+    except Terminated:
+        calls = ", ".join(f"fedncv.resume({str(run.folder)!r})" for run in runs)
+        print(f"stopped by SIGTERM; nothing is lost. Resume with:  {calls}", file=sys.stderr)
+        raise
 
 
 def _result(run: LiveRun) -> Result:

@@ -2,7 +2,7 @@
 
     config.toml         all settings, including the defaults
     metrics.jsonl       one row per round, append-only, without clock times: equal runs give equal bytes
-    timing.jsonl        the duration of each round, and the layers it was trained in
+    timing.jsonl        the duration of each round, the layers it was trained in, and when more rounds were planned
     machine.jsonl       date, machine, versions, engine and layers, a line for every start and resume
     partition.json      samples of each class at each client, for the report; of a study it is in the column's folder
     state.safetensors   the latest checkpoint: written to a new file, flushed, renamed; no pickle is ever loaded
@@ -23,6 +23,7 @@ import zlib
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from shlex import quote
 from typing import Any, NamedTuple
 
 import torch
@@ -30,12 +31,15 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from fedncv.config import OBJECTS, RunConfig, differences, from_dict, named, own_object, write_toml
+from fedncv.config import OBJECTS, RunConfig, differences, from_dict, named, own_object, short_name, write_toml
 from fedncv.engine.problem import Problem, State, keeps, start
+from fedncv.fingerprint import fingerprint
 from fedncv.machine import facts
 from fedncv.methods import in_full
-from fedncv.results import CONFIG, LOCK, MACHINE, METRICS, MODEL, STATE, TIMING, is_run
+from fedncv.methods.base import BufferRule
+from fedncv.results import CONFIG, LOCK, MACHINE, METRICS, MODEL, STATE, TIMING, Extension, extensions, is_run
 from fedncv.rows import NAME, RowFile, Rows, all_rows
+from fedncv.schedule import lr_factor
 from fedncv.study import PARTITION
 from fedncv.tree import leaves, row, stack, tree_map
 
@@ -104,7 +108,7 @@ def release(folder: Path) -> None:
 def refuse_runs(folders: list[Path]) -> None:
     for folder in filter(is_run, folders):
         raise ValueError(
-            f"{folder} already holds a run; resume it with `fedncv resume {folder}`, "
+            f"{folder} already holds a run; resume it with `fedncv resume {quote(str(folder))}`, "
             "repeat it with --overwrite, or choose another --out"
         )
 
@@ -269,13 +273,14 @@ def load_state(folder: Path, problem: Problem, *, runs: int = 1) -> State:
         )
     if metrics.exists():
         os.truncate(metrics, header["metrics_bytes"])
+    _note_extension(folder, header, problem.config.rounds)
     return _restore(problem, folder, tensors, header["numbers"], runs)
 
 
 def read_state(folder: Path, problem: Problem) -> State:
     """Return the latest checkpoint, and change nothing."""
     if not (folder / STATE).exists():
-        raise ValueError(f"{folder} has no {STATE} yet; `fedncv resume {folder}` trains it")
+        raise ValueError(f"{folder} has no {STATE} yet; `fedncv resume {quote(str(folder))}` trains it")
     tensors, header = _read(folder / STATE)
     _check_config(folder, header, problem)
     return _restore(problem, folder, tensors, header["numbers"])
@@ -292,7 +297,7 @@ def _check_config(folder: Path, header: dict[str, Any], problem: Problem) -> Non
             f"an older version of fedncv trained {folder}, and its {theirs.method} cannot be resumed by this one; "
             "resume it with that version, or repeat it with --overwrite"
         ) from None
-    differing = differences(theirs, ours, but=named("machine", "measurement"))
+    differing = differences(theirs, ours, but=("rounds", *named("machine", "measurement")))
     if begun == now:  # the same method, spelled differently
         differing.pop("method", None)
     for name in OBJECTS:  # own objects: compared with config.toml when they were passed
@@ -312,6 +317,60 @@ def _check_config(folder: Path, header: dict[str, Any], problem: Problem) -> Non
             f"{folder} was started as {begun}, but {ours.method!r} means {now} in this version of fedncv; "
             f'to resume it as it was, write method = "{begun}" into {folder / CONFIG}'
         )
+    if theirs.rounds != ours.rounds:
+        _check_rounds(folder, header["numbers"]["state.round"], theirs.rounds, problem)
+
+
+def _check_rounds(folder: Path, done: int, planned: int, problem: Problem) -> None:
+    """Raise ValueError if the finished rounds would differ in a run of as many rounds as ``problem`` has.
+
+    Then another number of rounds gives what a run of that many rounds from the start gives, bit for bit.
+    """
+    config = problem.config
+    if config.rounds < done:
+        raise ValueError(f"{folder} has {done} rounds; rounds must be at least that, not {config.rounds}")
+    for t in range(done):
+        before, now = (lr_factor(config.schedule, t, rounds) for rounds in (planned, config.rounds))
+        if before != now:
+            raise ValueError(
+                f"{folder} was planned with {planned} rounds, and its schedule {config.schedule} depends on that: with "
+                f"{config.rounds} rounds, round {t} would have had {now / before:.3g} times its learning rate; "
+                "start another run"
+            )
+    if done and _at_start(problem, planned) != _at_start(problem, config.rounds):
+        raise ValueError(
+            f"{folder} was planned with {planned} rounds, and {short_name(config.method)} depends on that number; "
+            f"start another run with {config.rounds} rounds"
+        )
+
+
+def _at_start(problem: Problem, rounds: int) -> str:
+    """Return a fingerprint of the server's state before the first of so many rounds."""
+    here = problem.at(0)
+    federation, rule = here.federation._replace(rounds=rounds), here.buffer_rule
+    server = here.method.init(here.model.start_P, federation)
+    return fingerprint((server, rule.init(here.model.start_R, federation) if isinstance(rule, BufferRule) else ()))
+
+
+def extend(folder: Path, problem: Problem, *, only_check: bool = False) -> None:
+    """Write the rounds of ``problem`` into the run's config. Raise ValueError if its checkpoint does not permit it."""
+    hold(folder)
+    try:
+        if (folder / STATE).exists():
+            _check_config(folder, _read(folder / STATE)[1], problem)
+        if not only_check:
+            write_atomically(folder / CONFIG, write_toml(problem.config).encode(), name="config")
+    finally:
+        release(folder)
+
+
+def _note_extension(folder: Path, header: dict[str, Any], rounds: int) -> None:
+    """Record in timing.jsonl that the plan has changed since the checkpoint, once."""
+    planned = tomllib.loads(header["config"])["rounds"]
+    note = Extension(header["numbers"]["state.round"], planned, rounds)
+    if planned != rounds and note not in extensions(folder):
+        layers = {key: value for key, value in _last_timing(folder).items() if key == "layers"}
+        append(folder, TIMING, {"round": note.round, "seconds": 0.0, "planned": planned, "extended": rounds} | layers)
 
 
 def _in_full(method: str) -> str:

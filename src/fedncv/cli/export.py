@@ -11,6 +11,7 @@ from fedncv import store
 from fedncv.cli.arguments import parse
 from fedncv.engine.problem import Problem, build
 from fedncv.export import export
+from fedncv.objects import again
 from fedncv.results import MODEL, is_run, read_config, read_rows, runs_in
 
 
@@ -48,10 +49,10 @@ def main(argv: list[str]) -> int:
 
 def _problem(folder: Path, client: int | None) -> Problem:
     """Return the run's problem; for a federation's run, whose rows list the clients' sizes, the server's half."""
-    config = replace(read_config(folder), device="cpu")
+    config = replace(read_config(folder), device="cpu", metrics=())
     sizes = next(iter(read_rows(folder)), {}).get("sizes")
     if sizes is None:
-        return build(config)
+        return build(config, **again(folder, config, {}))
     if client is not None:
         raise ValueError(
             f"{folder} is a federation's run: the model of client {client} stays on its machine; leave out --client"

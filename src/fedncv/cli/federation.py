@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, make_dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Literal
 
 import tyro
@@ -171,9 +172,9 @@ def init(argv: list[str]) -> int:
     port = read_server_settings(folder / "server").port
     print(
         f"{folder}: a server at {chosen.host}:{port} and {config.clients} clients\n"
-        f"all on this machine    fedncv federation up {folder}\n"
-        f"the server's machine   fedncv federation server {folder}/server\n"
-        f"each client's machine  fedncv federation client {folder}/clients/0"
+        f"all on this machine    fedncv federation up {quote(str(folder))}\n"
+        f"the server's machine   fedncv federation server {quote(f'{folder}/server')}\n"
+        f"each client's machine  fedncv federation client {quote(f'{folder}/clients/0')}"
     )
     return 0
 
@@ -292,8 +293,8 @@ def _check_server(folder: Path) -> None:
         wait_for_port(address, ANSWER_SECONDS)
     except ValueError:
         raise ValueError(
-            f"the server of {folder} does not answer; start it with `fedncv federation up {folder}`, "
-            f"or on its own machine with `fedncv federation server {folder}/server`"
+            f"the server of {folder} does not answer; start it with `fedncv federation up {quote(str(folder))}`, "
+            f"or on its own machine with `fedncv federation server {quote(f'{folder}/server')}`"
         ) from None
 
 

@@ -4,6 +4,7 @@ import argparse
 import sys
 from dataclasses import dataclass, fields
 from pathlib import Path
+from shlex import quote
 from typing import Literal
 
 from fedncv import store
@@ -20,6 +21,7 @@ from fedncv.results import read_runs
 from fedncv.runner import reasons, run_folders
 from fedncv.spec import nearest
 from fedncv.study import FILE, data_folder_name, folder_name
+from fedncv.termination import STATUS, Terminated, saving_on_sigterm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,18 +86,18 @@ def main(argv: list[str]) -> int:
 def train(out: Path, folders: list[Path]) -> int:
     """Train the runs to their end; then print a table, draw a picture, and list the runs that failed."""
     try:
-        with RunProgress("run", folders, unfinished(folders)) as progress:
+        with saving_on_sigterm(), RunProgress("run", folders, unfinished(folders)) as progress:
             failures = run_folders(folders, progress.watch)
-    except KeyboardInterrupt:
-        print(f"\nstopped; nothing is lost. Resume with:  fedncv resume {out}", file=sys.stderr)
-        return 130
+    except (KeyboardInterrupt, Terminated) as why:
+        print(f"\nstopped; nothing is lost. Resume with:  fedncv resume {quote(str(out))}", file=sys.stderr)
+        return STATUS if isinstance(why, Terminated) else 130
     runs, _ = read_runs(folders)  # a damaged one was reported while training
     if runs:
         from fedncv.figures import curves
 
         print_table(runs)
         picture = curves([run.folder for run in runs], out / "curves.png")
-        print(f"\nruns     {out}\npicture  {picture}\nagain    fedncv show {out}")
+        print(f"\nruns     {out}\npicture  {picture}\nagain    fedncv show {quote(str(out))}")
     for reason in reasons(failures):
         print(f"fedncv: {reason}", file=sys.stderr)
     return 2 if failures else 0

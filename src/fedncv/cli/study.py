@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import shlex
 import sys
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -33,6 +34,7 @@ from fedncv.studies.cost import costs
 from fedncv.studies.jobs import JobError, run_groups
 from fedncv.studies.tuning import tune
 from fedncv.study import FILE, Cell, Study, Tuning, extend, read_study, to_toml
+from fedncv.termination import STATUS, Terminated, saving_on_sigterm
 
 NAMED = 5  # unfinished runs that a message names
 
@@ -175,14 +177,15 @@ def _run(study: Study, out: Path, *, jobs: int, tensorboard: bool) -> int:
     save = partial(_save, out)
     save(study)
     try:
-        study = tune(study, out, partial(_run_all, "tuning", out, jobs, tensorboard), save)
-        _run_all("run", out, jobs, tensorboard, study.cells())
-    except KeyboardInterrupt:
+        with saving_on_sigterm():
+            study = tune(study, out, partial(_run_all, "tuning", out, jobs, tensorboard), save)
+            _run_all("run", out, jobs, tensorboard, study.cells())
+    except (KeyboardInterrupt, Terminated) as why:
         print("\nstopped; nothing is lost. Resume with the same command.", file=sys.stderr)
-        return 130
+        return STATUS if isinstance(why, Terminated) else 130
     for column in study.columns():
         print_table([read_run(out / cell.folder) for cell in study.cells() if cell.folder.parent == Path(column)])
-    print(f"\nstudy  {out}\npage   fedncv report {out}")
+    print(f"\nstudy  {out}\npage   fedncv report {shlex.quote(str(out))}")
     failed = failures(out, study.cells())
     for each in failed:
         print(f"fedncv: {each}", file=sys.stderr)

@@ -48,6 +48,7 @@ def anchored(config: RunConfig, *, custom: tuple[str, ...] = ()) -> RunConfig:
         texts.append(given.name if given else split(text, r"\+(?!\d)")[0])
     return replace(
         config,
+        data_dir=os.path.abspath(os.path.expanduser(config.data_dir)) if config.data_dir else "",
         data=config.data if "data" in custom else absolute_name(config.data),
         code_dir=os.path.abspath(config.code_dir) if os.path.isdir(config.code_dir) else code_folder(texts),
     )

@@ -269,6 +269,7 @@ def _compact(tree: Any) -> Any:
 def _serve(problems: Sequence[Problem], connection: Connection, inherited: list[Connection]) -> None:
     """Serve jobs until the pipe closes, which happens when the parent ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # and has a handler of its own
     for other in inherited:
         other.close()
     torch.set_num_threads(1)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 
 from fedncv import store
 from fedncv.config import CUSTOM, RunConfig, write_toml
@@ -60,8 +61,8 @@ def create(folder: Path, name: str, config: RunConfig) -> Path:
     run_folder = server / "runs" / name
     if is_run(run_folder):
         raise ValueError(
-            f"the run {name!r} already exists; resume it with `fedncv federation resume {folder} --name {name}`, "
-            "or choose another --name"
+            f"the run {name!r} already exists; resume it with "
+            f"`fedncv federation resume {quote(str(folder))} --name {quote(name)}`, or choose another --name"
         )
     # the clients have the data, so `fedncv resume`, which would simulate them, rejects such a run
     config = replace(config, data=CUSTOM)

@@ -1,7 +1,7 @@
 """Train groups of runs in several processes: together they use a GPU better than one stack of a few seeds.
 
-Each process reports its events to the parent, in order. Ctrl-C stops every process as it stops a single one: nothing
-is lost, and the same command resumes them.
+Each process reports its events to the parent, in order. Ctrl-C or SIGTERM stops every process as it stops a
+single one: nothing is lost, and the same command resumes them.
 """
 
 import contextlib
@@ -13,6 +13,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from fedncv import termination
 from fedncv.runner import Watch, reasons, refused, run_group
 
 PAUSE = 0.1  # seconds between two looks at the processes
@@ -31,6 +32,7 @@ def run_groups(groups: list[list[Path]], jobs: int, watch: Watch) -> None:
     process: BaseProcess
     try:
         while waiting or running:
+            termination.check()
             while waiting and len(running) < jobs:
                 process = context.Process(target=_work, args=(waiting[0], told))
                 process.start()
@@ -67,17 +69,33 @@ def _listen(told: Any, watch: Watch, failed: list[str]) -> None:
 
 def _work(group: list[Path], told: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes; the parent terminates them
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    tell = _Teller(told)
+    signal.signal(signal.SIGTERM, tell.terminate)
     watch = Watch(
-        begin=lambda folders, rounds: told.put(("begin", folders, rounds)),
-        row=lambda folder, row: told.put(("row", folder, row)),
-        fail=lambda folder, reason: told.put(("fail", folder, reason)),
-        end=lambda folders: told.put(("end", folders)),
+        begin=lambda folders, rounds: tell("begin", folders, rounds),
+        row=lambda folder, row: tell("row", folder, row),
+        fail=lambda folder, reason: tell("fail", folder, reason),
+        end=lambda folders: tell("end", folders),
     )
     try:
         for reason in reasons(refused(run_group(group, watch))):
-            told.put(("failed", reason))
-    except KeyboardInterrupt:
+            tell("failed", reason)
+    except termination.Terminated:
         pass
     except Exception as error:
-        told.put(("failed", f"{group[0].name}: {error}"))
+        tell("failed", f"{group[0].name}: {error}")
+
+
+class _Teller:
+    """Sends events. SIGTERM waits until an event is sent: one that is sent by half would block the queue for all."""
+
+    def __init__(self, told: Any) -> None:
+        self._told, self._sends = told, False
+
+    def __call__(self, *event: Any) -> None:
+        self._sends = True
+        self._told.put(event)
+        self._sends = False
+
+    def terminate(self, signal_: int, frame: Any) -> None:
+        (termination.note if self._sends else termination.terminate)(signal_, frame)
