@@ -272,7 +272,7 @@ def test_an_optimizer_that_returns_the_wrong_thing_is_refused(optimizer, message
         ({"optimizer": "rmsprop", "momentum": 0.9}, "use rmsprop:momentum=0.9"),
         ({"optimizer": "adagrad", "momentum": 0.9}, "leave momentum at 0"),
         ({"optimizer": "nowhere.at:all"}, "optimizer 'nowhere.at:all': there is no module"),
-        ({"optimizer": "fedncv.tasks:TASKS"}, "is a dict, not a fedncv.Optimizer"),
+        ({"optimizer": "fedncv.tasks:TASKS"}, "is dict, not a fedncv.Optimizer"),
         ({"optimizer": sgd(), "weight_decay": 0.1}, "weight_decay is 0.1, but an optimizer of your own has its own"),
     ],
 )

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from made_up_runs import made_up_study, write_run, write_study
 
-from fedncv.report.gather import command, gather
+from fedncv.report.gather import gather
 from fedncv.report.page import chart_data
+from fedncv.report.repeat import again
 from fedncv.report.table import main_table, to_csv
 from fedncv.results import read_run
 from fedncv.study import Tuning, read_study
@@ -56,9 +57,10 @@ def test_parts_packed_and_unpacked_are_reported_as_the_whole(tmp_path, pack, par
     assert (ours.num_finished, ours.missing, ours.methods) == (6, [], ["fedavg", "scaffold", "fedncv"])
     assert to_csv(main_table(ours)) == to_csv(main_table(whole))
     assert chart_data(ours) == chart_data(whole)
-    assert command(ours) == (
+    assert again(ours)[0].text == (
         "fedncv study table1 --datasets cifar10 --methods fedavg scaffold fedncv --seeds 2 --clients 20 "
-        "--tune --tuning-seeds 1 --tuning-lr 0.01 0.03 0.1 --rounds 20 --per-round 5 --eval-every 10"
+        "--tune --tuning-seeds 1 --tuning-lr 0.01 0.03 0.1 --rounds 20 --per-round 5 --eval-every 10 "
+        "--out runs/table1-again"
     )
 
 

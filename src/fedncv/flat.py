@@ -221,7 +221,7 @@ class Model:
         for part in self._dropouts:
             part.key = None
         other = copy.copy(self)
-        other._features = self._features[:0]
+        other._features = self.start_P[:0]  # the latest features may belong to a step under vmap
         other._rewritten = self._rewritten and Rewritten()
         module = copy.deepcopy(self._module, tensors)
         change(module)

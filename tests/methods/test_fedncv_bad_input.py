@@ -65,17 +65,18 @@ def federation(form, what=Hard, *, model=linear, lost=None, **config):
     y = np.concatenate(parts)
     x = torch.from_numpy(rng.normal(size=(len(y), 4))) + torch.from_numpy(y)[:, None]
     rows = np.split(np.arange(len(y)), np.cumsum([len(part) for part in parts])[:-1])
-    if lost is not None:
-        x[rows[2 * lost]] = float("nan")
     settings = {"rounds": 10, "batch_size": 4, "epochs": 2, "lr": 0.1, "dtype": "float64"}
     num_clients = len(what.labels)
-    return build(
+    problem = build(
         RunConfig(clients=num_clients, per_round=num_clients, **(settings | config)),
         data=Dataset("hard", x, torch.from_numpy(y), 4),
         clients=Clients(rows[::2], rows[1::2]),
         model=model,
         method=find_method(form),
     )
+    if lost is not None:  # after the check of the data, which refuses them
+        problem.dataset.x[rows[2 * lost]] = float("nan")
+    return problem
 
 
 def check_numbers(problem, state):

@@ -147,12 +147,14 @@ def test_after_training_every_engine_scores_with_that_share(monkeypatch):
         trained_R = train_client(problem, 2, arrival).buffers_R
         expected.append(0.75 * arrival.buffers_R + 0.25 * trained_R)
     one_by_one, together = [], []
-    monkeypatch.setattr(evaluate, "score", lambda problem, u, used: one_by_one.append(used.buffers_R) or 0.0)
+    monkeypatch.setattr(
+        evaluate, "score", lambda problem, u, used: one_by_one.append(used.buffers_R) or evaluate.Scored(0.0)
+    )
     evaluate.after(problem, state)
     assert_close(torch.stack(one_by_one), torch.stack(expected), rtol=1e-12, atol=1e-14)
-    scores = stacked_scores.scores
+    scores, engine = stacked_scores.scores, ScoringEngine([problem])  # its trial scores too
     monkeypatch.setattr(stacked_scores, "scores", lambda *given: together.append(given[3]) or scores(*given))
-    ScoringEngine([problem]).after([state])
+    engine.after([state])
     assert_close(torch.cat(together), torch.stack(expected), rtol=1e-10, atol=1e-12)
 
 

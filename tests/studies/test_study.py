@@ -155,7 +155,7 @@ OTHER_MACHINE = {
 @pytest.mark.parametrize("name", named("machine", "measurement"))
 def test_another_machine_or_measurement_is_no_other_protocol(study, name):
     """Also one that has a study already: it goes on with the new value."""
-    value = (OTHER_MACHINE | {"probe": "every=5"})[name]
+    value = (OTHER_MACHINE | {"probe": "every=5", "metrics": ("auroc",)})[name]
     changed = replace(study, settings=replace(study.settings, **{name: value}))
     assert getattr(extend(study, changed, where=Path("out")).settings, name) == value
 

@@ -166,8 +166,9 @@ def build(
     dataset = dataset._replace(x=dataset.x.to(device), y=dataset.y.to(device))
     example = dataset.inputs(torch.arange(min(2, len(dataset.x))), dtype)
     made = Model(model or find_model(config.model), example, dataset.num_classes, config.seed, dtype)
+    if task is None:
+        _check_targets(config.task, dataset)
     task = task or find_task(config.task)
-    _check_targets(config.task, dataset)
     _try_task(short_name(config.task), task, made, dataset, dtype)
     sizes = clients.sizes.astype(np.float64)
     federation = Federation(
