@@ -1,0 +1,184 @@
+"""Measure training samples per second of larger models in the stack, beside a plain PyTorch loop in the same process.
+
+    python bench/models.py --device cuda
+    python bench/models.py --device cpu --clients 2 --batches 1 --turns 1        # does it run?
+
+Ten clients, batches of 32, inputs drawn at random in the right shape. Each turn times a round of the plain loop
+(ordinary modules, autograd, SGD, the same batches, one client after the other) and a round of the engine, so that load
+slows both alike; the result is the median ratio. A model that does not stack is timed as it then runs, one client after
+the other, and the reason is printed.
+
+``lora`` is a transformer with frozen weights and adapters of rank 8: BERT of the library transformers (width 256, 4
+layers, 128 tokens) if it is installed, char_transformer otherwise.
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from study import machine
+from throughput import settled, wait
+from torch import Tensor, nn
+
+from fedncv.adapters import lora
+from fedncv.config import RunConfig
+from fedncv.data import Clients, Dataset
+from fedncv.engine.problem import Problem, build, start
+from fedncv.engine.round import draw
+from fedncv.engine.sequential import SequentialEngine
+from fedncv.engine.stacked import CannotStackError
+from fedncv.engine.stacked_scores import ScoringEngine
+from fedncv.flat import Factory
+from fedncv.models import MODELS, Logits
+
+
+class Case(NamedTuple):
+    factory: Factory
+    inputs: Callable[[int, np.random.Generator], Tensor]
+    outputs: int
+
+
+def pictures(num: int, rng: np.random.Generator) -> Tensor:
+    return torch.from_numpy(rng.normal(size=(num, 3, 32, 32)).astype(np.float32))
+
+
+def tokens(length: int, kinds: int) -> Callable[[int, np.random.Generator], Tensor]:
+    return lambda num, rng: torch.from_numpy(rng.integers(kinds, size=(num, length)))
+
+
+def adapted() -> Case:
+    """Return the LoRA transformer: a Hugging Face one if the library is here."""
+    try:
+        from transformers import BertConfig, BertForSequenceClassification
+    except ImportError:
+
+        def small(shape: tuple[int, ...], outputs: int) -> nn.Module:
+            return lora(MODELS["char_transformer"](shape, outputs), 8, ("linear1", "linear2"), train="head")
+
+        return Case(small, tokens(80, 80), 80)
+
+    def bert(shape: tuple[int, ...], outputs: int) -> nn.Module:
+        config = BertConfig(
+            vocab_size=1000, max_position_embeddings=shape[0],
+            hidden_size=256, num_hidden_layers=4, num_attention_heads=4, intermediate_size=1024,
+        )  # fmt: skip
+        config.num_labels = outputs
+        return lora(Logits(BertForSequenceClassification(config)), 8, ("query", "value"), train="classifier")
+
+    return Case(bert, tokens(128, 1000), 10)
+
+
+CASES: dict[str, Callable[[], Case]] = {
+    "resnet18": lambda: Case(MODELS["resnet18"], pictures, 10),
+    "resnet18_bn": lambda: Case(MODELS["resnet18_bn"], pictures, 10),
+    "char_lstm": lambda: Case(MODELS["char_lstm"], tokens(80, 80), 80),
+    "char_transformer": lambda: Case(MODELS["char_transformer"], tokens(80, 80), 80),
+    "lora": adapted,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--models", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--clients", type=int, default=10)
+    parser.add_argument("--batches", type=int, default=8, help="of each client in a round")
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=60.0, help="begin no further turn of a model after so long")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    print(machine())
+    for name in arguments.models:
+        measure(name, CASES[name](), arguments)
+
+
+def problem_of(case: Case, arguments: argparse.Namespace) -> Problem:
+    rng = np.random.default_rng(0)
+    each = 32 * arguments.batches
+    x = case.inputs(arguments.clients * each, rng)
+    y = torch.from_numpy(rng.integers(case.outputs, size=len(x)))
+    parts = np.array_split(np.arange(len(x)), arguments.clients)
+    config = RunConfig(
+        clients=arguments.clients, per_round=arguments.clients, rounds=1000, epochs=1, lr=0.001, device=arguments.device
+    )
+    clients = Clients(parts, [part[:32] for part in parts])
+    return build(config, data=Dataset("drawn", x, y, case.outputs), clients=clients, model=case.factory)
+
+
+def measure(name: str, case: Case, arguments: argparse.Namespace) -> None:
+    problem = problem_of(case, arguments)
+    began = time.perf_counter()
+    try:
+        engine: Any = ScoringEngine([problem])
+        how = "stacked"
+    except CannotStackError as error:
+        engine, how = SequentialEngine([problem]), f"NOT stacked ({error})"
+    states = [start(problem)]
+    for _ in range(2):  # graphs are recorded here
+        states = [settled(each) for each in engine.run_rounds(states)]
+    plain = PlainLoop(problem, case)
+    plain.round()
+    device = problem.model.start_P.device
+    wait(device)
+    size = problem.model.layout.num_parameters
+    print(f"{name}: {how}; {size:,} of {problem.model.num_weights:,} parameters train; ", end="")
+    print(f"start-up {time.perf_counter() - began:.1f} s")
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    rates: list[tuple[float, float]] = []
+    began = time.perf_counter()
+    while len(rates) < arguments.turns and (not rates or time.perf_counter() - began < arguments.seconds):
+        at = time.perf_counter()
+        samples = plain.round()
+        wait(device)
+        middle = time.perf_counter()
+        states = [settled(each) for each in engine.run_rounds(states)]
+        wait(device)
+        rates.append((samples / (middle - at), samples / (time.perf_counter() - middle)))
+    loop, ours = np.median(np.array(rates), axis=0)
+    ratios = np.array([b / a for a, b in rates])
+    memory = f", {torch.cuda.max_memory_allocated(device) / 2**30:.1f} GiB" if device.type == "cuda" else ""
+    print(
+        f"  plain loop {loop:10,.0f} samples/s   fedncv {ours:10,.0f} samples/s   {np.median(ratios):.2f} times "
+        f"(of {len(rates)} turns: {ratios.min():.2f} to {ratios.max():.2f}){memory}",
+        flush=True,
+    )
+    if hasattr(engine, "only") and device.type == "cuda":
+        del engine, plain
+        torch.cuda.empty_cache()
+
+
+class PlainLoop:
+    """A module and an optimizer; one client after the other, each from the same weights."""
+
+    def __init__(self, problem: Problem, case: Case) -> None:
+        self._problem = problem
+        self._device = problem.model.start_P.device
+        dataset = problem.dataset
+        self._module = case.factory(tuple(dataset.x.shape[1:]), dataset.num_classes).to(self._device).train()
+        self._trained = [p for p in self._module.parameters() if p.requires_grad]
+        self._start = [p.detach().clone() for p in self._trained]
+
+    def round(self) -> int:
+        """Train all clients of a round; return the number of samples."""
+        problem, samples = self._problem, 0
+        for u in draw(problem, 0).ids:
+            with torch.no_grad():
+                for parameter, value in zip(self._trained, self._start, strict=True):
+                    parameter.copy_(value)
+            optimizer = torch.optim.SGD(self._trained, lr=problem.config.lr)
+            index = torch.from_numpy(problem.clients.train[u]).to(self._device)
+            x, y = problem.dataset.inputs(index, torch.float32), problem.dataset.y[index]
+            for rows in torch.split(torch.randperm(len(index), device=self._device), problem.config.batch_size):
+                optimizer.zero_grad()
+                torch.autograd.backward(nn.functional.cross_entropy(self._module(x[rows]), y[rows]))
+                optimizer.step()
+                samples += len(rows)
+        return samples
+
+
+if __name__ == "__main__":
+    main()
