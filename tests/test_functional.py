@@ -209,7 +209,11 @@ def test_dropout_between_recurrent_layers_is_keyed_and_torchs_in_its_limits(name
     assert torch.equal(out, rewritten(both, x)[0])
     assert not torch.equal(out, rewritten(both, x, key=key_for(0, "b"))[0])
     assert_close(vmapped(lambda some: both(some)[0], x), out)
+    ends = rewritten(both, x)[1]  # of the first layer, which no dropout precedes
+    first_ends = (ends[0] if name == "lstm" else ends)[0]
     assert torch.equal(rewritten(both.eval(), x)[0], both(x)[0])
+    plain_ends = both(x)[1]
+    assert_close(first_ends, (plain_ends[0] if name == "lstm" else plain_ends)[0])
     both.train().dropout = 1.0
     second = type(both)(5, 5, batch_first=batch_first).double()
     for kind in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"):
