@@ -34,7 +34,8 @@ class Init:
     clients: int = 2
     """Number of clients, at least 1."""
     data: str = RunConfig.data
-    """Dataset name; `fedncv datasets` lists them. Real clients replace their part with their own samples."""
+    """Dataset name, or your own data as for `fedncv run`; `fedncv datasets` lists them. Real clients replace their part
+    with their own samples."""
     data_dir: str = RunConfig.data_dir
     """Folder with the datasets' files; empty: $FEDNCV_DATA, then the cache folder."""
     partition: str = RunConfig.partition
