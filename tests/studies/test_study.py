@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedncv.config import Settings, named
+from fedncv.config import RunConfig, Settings, named, write_toml
 from fedncv.data import DATASETS
 from fedncv.methods import METHODS
 from fedncv.studies import (
@@ -22,8 +22,8 @@ from fedncv.studies import (
 )
 from fedncv.studies.cells import check_study
 from fedncv.studies.cost import expected_samples, measured_samples
-from fedncv.studies.tuning import choose
-from fedncv.study import FILE, Study, Tuning, extend, read_study, to_toml
+from fedncv.studies.tuning import choose, score
+from fedncv.study import FILE, Cell, Study, Tuning, extend, read_study, to_toml
 
 
 @pytest.fixture
@@ -170,6 +170,16 @@ def test_mistakes_are_found_before_a_folder_is_made(study):
     ):
         with pytest.raises(ValueError, match=message):
             check_study(replace(study, **changes))
+
+
+def test_tuning_by_a_metric_knows_which_way_is_better(tmp_path):
+    cell = Cell(Path("run"), RunConfig(rounds=0))
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.toml").write_text(write_toml(cell.config))
+    (tmp_path / "run" / "metrics.jsonl").write_text(
+        '{"round": 0, "before": 0.5, "before_auroc": 0.75, "after_ece": 0.25}\n'
+    )
+    assert [score(tmp_path, [cell], name) for name in ("before", "before_auroc", "after_ece")] == [0.5, 0.75, -0.25]
 
 
 def test_tuning_gives_every_method_the_same_runs_on_other_seeds(study):

@@ -3,8 +3,8 @@
     request of a round    down, running statistics; round, counted (see ``own``)
     reply                 up, running statistics: only the fields that the method declares
 
-Loss and work of each round stay in history.jsonl of the client's folder, with the score of the model received for
-training. If a method has another model for inference, only the server can export it.
+Loss and work of each round stay in history.jsonl of the client's folder, with the score and the metrics of the model
+received for training. If a method has another model for inference, only the server can export it.
 """
 
 import math

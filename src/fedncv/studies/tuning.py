@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from fedncv.results import read_run
+from fedncv.results import LOWER_IS_BETTER, read_run
 from fedncv.study import Cell, Study
 
 Run = Callable[[list[Cell]], None]  # runs cells to their end
@@ -29,7 +29,7 @@ def tune(study: Study, out: Path, run: Run, save: Callable[[Study], None]) -> St
 
 
 def score(out: Path, cells: list[Cell], metric: str) -> float:
-    """Return the mean over the tuning seeds at the last round; -inf if a seed failed.
+    """Return the mean over the tuning seeds at the last round, negative if lower is better; -inf if a seed failed.
 
     Raise ValueError if a run is unfinished.
     """
@@ -39,7 +39,8 @@ def score(out: Path, cells: list[Cell], metric: str) -> float:
     values = [run.last(metric) for run in runs]
     if any(run.status == "failed" for run in runs) or None in values:
         return -math.inf
-    return math.fsum(values) / len(values)
+    sign = -1 if metric.partition("_")[2] in LOWER_IS_BETTER else 1
+    return sign * math.fsum(values) / len(values)
 
 
 def choose(scores: dict[float, float]) -> float:
