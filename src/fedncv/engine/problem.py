@@ -189,7 +189,7 @@ def build(
     )
     check_sgd(config, method, optimizer)
     measured = find_metrics(config.metrics, metrics)
-    check_fit(measured, _kind(config.task, dataset), dataset.num_classes)
+    check_fit(measured, _kind(task, dataset), dataset.num_classes)
     try_optimizer(short_name(config.optimizer), optimizer, made.start_P)
     if config.stream:
         if method.fixed_sizes:
@@ -217,10 +217,10 @@ def build(
     return problem
 
 
-def _kind(task: str, dataset: Dataset) -> Kind:
+def _kind(task: Task, dataset: Dataset) -> Kind:
     """Return whether the task is a regression. One of the user's own is, if its targets are not whole numbers."""
-    if task in TASKS:
-        return "regression" if task == "regression" else "classification"
+    if task in TASKS.values():
+        return "regression" if task == TASKS["regression"] else "classification"
     return "regression" if dataset.y.is_floating_point() else "classification"
 
 
