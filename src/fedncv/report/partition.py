@@ -90,7 +90,7 @@ def _pixels(shares_NK: NDArray[np.float64]) -> str:
 
     pixels = np.zeros((*shares_NK.T.shape, 4))
     pixels[..., :3] = np.array(COLOUR) / 255
-    pixels[..., 3] = shares_NK.T**0.6
+    pixels[..., 3] = np.ceil(32 * shares_NK.T**0.6) / 32  # few shades make a small file
     image = io.BytesIO()
     imsave(image, pixels, format="png")
     return base64.b64encode(image.getvalue()).decode()
