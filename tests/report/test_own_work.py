@@ -121,13 +121,14 @@ def test_metrics_of_ones_own_have_a_table_curves_and_a_file(tmp_path):
         for row in rows:
             if "before" in row:
                 row |= {"before_f1_macro": row["before"] / 2, "before_f1_macro_client_mean": 0.25}
-                row |= {"before_f1_macro_clients": [0.1, None, 0.2, 0.3]}
+                row |= {"before_f1_macro_clients": [0.1, None, 0.2, 0.3], "before_f1_macro_defined": 3}
             if "after" in row:
                 row["after_auroc"] = None  # not defined
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     results = gather(tmp_path)
     (column,) = results.columns
-    assert "before_f1_macro_clients" not in series.more_metrics(column)
+    assert series.more_metrics(column) == ["before_f1_macro", "before_f1_macro_client_mean", "after_auroc"]
+    assert "before_f1_macro" not in chart_data(results)["percent"]
     curve = series.curves(column)["before_f1_macro"]["fedavg"]
     assert [2 * point.mean for point in curve] == [p.mean for p in series.curves(column)["before"]["fedavg"]]
     assert chart_data(results)["metrics"]["before_f1_macro"] == "before, f1 macro"

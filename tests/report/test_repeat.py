@@ -82,12 +82,17 @@ def test_the_command_of_runs_makes_the_same_runs(tmp_path, monkeypatch):
 def test_runs_with_objects_say_the_call_and_it_makes_the_same_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     gentle = fedavg()._replace(broadcast=fedavg().broadcast)
-    settings = {"model": "mlp", "clients": 4, "per_round": 2, "rounds": 1, "epochs": 1}
+
+    def spread(outputs, _targets):
+        return float(outputs.std())
+
+    settings = {"model": "mlp", "clients": 4, "per_round": 2, "rounds": 1, "epochs": 1, "metrics": ["ece"]}
     fedncv.simulate_many(seeds=[0, 2], method=gentle, name="gentle", out=tmp_path / "own/gentle", **settings)
+    fedncv.simulate(seed=5, out=tmp_path / "own/spread", **settings | {"metrics": ["ece", spread]})
     fedncv.simulate(method="fedavg", out=tmp_path / "own/plain", **settings)
     command, code, _ = printed(tmp_path / "own")
     run([command])
-    exec(code, {"gentle": gentle})
+    exec(code, {"gentle": gentle, "spread": spread})
     assert configs(tmp_path / "runs") == configs(tmp_path / "own")
 
 

@@ -57,7 +57,7 @@ def test_the_report_shows_them_plainly(regression):
     assert "| FedAvg | **-0.5 ± 0.3536 *** |" in markdown  # ahead by 1 and 1; nothing of the paper beside it
     assert "over seeds, minus squared error." in markdown
     assert claims(results, table) == []  # the paper has only accuracies
-    assert chart_data(results)["percent"] is False
+    assert chart_data(results)["percent"] == []
     text = page(results, table, [])
     assert "Minus squared error, over all clients" in text
     assert "left:0.00%;width:100.00%" in text  # the widest bar fills its track

@@ -82,8 +82,8 @@ function chart(root, groups) {
     return found.map(([method, points]) => ({ method, points, index: data.methods.findIndex((m) => m.id === method) }))
       .sort((a, b) => better * (b.points.at(-1)[MEAN] - a.points.at(-1)[MEAN]));
   }
-  const costs = () => /^(loss|variance)/.test(state.metric || "");
-  const percent = () => data.percent && !costs();
+  const costs = () => /^(loss|variance)|_(rmse|mae|ece|log_loss|brier)(_client_mean)?$/.test(state.metric || "");
+  const percent = () => data.percent.includes(state.metric);
   const show = (v) => (percent() ? (100 * v).toFixed(1) + " %" : String(+v.toPrecision(4)));
 
   function draw() {

@@ -114,7 +114,7 @@ def chart_data(results: Results) -> dict[str, Any]:
     return {
         "ours": results.focus,
         "score": results.score.name,
-        "percent": bool(results.score.unit),
+        "percent": list(series.SCORES) if results.score.unit else [],
         "methods": [
             {"id": method, "label": names.method(method), "colour": look[method].colour, "line": look[method].line}
             for method in results.methods

@@ -49,7 +49,8 @@ def _of_source(source: Source, out: str) -> list[Again]:
 
 def _objects(config: RunConfig) -> list[str]:
     """Return the settings of the run that were objects in Python."""
-    return [name for name in OBJECTS if own_object(getattr(config, name))]
+    found = [name for name in OBJECTS if own_object(getattr(config, name))]
+    return [*found, "metrics"] if any(map(own_object, config.metrics)) else found
 
 
 def _groups(runs: list[Run]) -> list[tuple[RunConfig, list[str], list[int]]]:
@@ -93,8 +94,12 @@ def _python(runs: list[Run], out: str) -> Again:
     for i, (config, seeds) in enumerate(calls, start=1):
         changed = {name: value for name, (value, _) in differences(config, RunConfig()).items()}
         changed["method"] = config.method
-        own = {name: _variable(name, changed[name]) for name in _objects(config)}
+        own = {name: _variable(name, changed[name]) for name in _objects(config) if name != "metrics"}
         passed |= {f"{name} {variable}": None for name, variable in own.items()}
+        if "metrics" in _objects(config):
+            each = [_variable("metric", text) if own_object(text) else repr(text) for text in config.metrics]
+            own["metrics"] = f"[{', '.join(each)}]"
+            passed |= {f"metric {word}": None for word in each if word.isidentifier()}
         where = f"out={f'{out}/own-{i}'!r}"
         arguments = [f"{name}={own.get(name, repr(value))}" for name, value in changed.items()]
         method = own_object(config.method)

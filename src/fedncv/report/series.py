@@ -21,6 +21,8 @@ CURVES = (
     "before", "after", "before_client_mean", "before_worst_decile", "after_client_mean", "after_worst_decile",
     "pooled", "loss",
 )  # fmt: skip
+SCORES = tuple(name for name in CURVES if name != "loss")  # these have the unit of the score
+DEFINED = "_defined"  # suffix of the number of clients for which a metric is defined
 MOST = 13  # methods that a reader can distinguish in one figure
 VARIANCE = "variance"  # metrics that begin with this word have their own section
 
@@ -59,7 +61,7 @@ def more_metrics(column: Column) -> list[str]:
     for runs in column.runs.values():
         for row in runs[0].rows:
             found |= {name: None for name in row if name.startswith(("before_", "after_"))}
-    return [name for name in found if name not in CURVES and not name.endswith(PER_CLIENT)]
+    return [name for name in found if name not in CURVES and not name.endswith((PER_CLIENT, DEFINED))]
 
 
 def _variance_metrics(column: Column) -> list[str]:
