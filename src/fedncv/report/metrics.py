@@ -32,7 +32,7 @@ def section(results: Results) -> str:
             cells = "".join(_cell(final(column, method, name)) for name in found)
             rows.append(f'<tr data-method="{escape(method)}"><th data-value="{title}">{title}</th>{cells}</tr>')
         table = (
-            '<div class="scroll" tabindex="0" role="region" aria-label="More metrics"><table class="sortable">'
+            '<div class="scroll" tabindex="0" role="region" aria-label="More metrics"><table class="sortable narrow">'
             '<thead><tr><th data-column="0" aria-sort="none"><button type="button">Method</button></th>'
             f"{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
         )
