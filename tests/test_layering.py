@@ -20,7 +20,7 @@ LAYERS = [
     ("flat",),
     ("results", "study", "recipes"),
     ("data", "figures", "metrics", "models", "optimizers", "tasks", "theory"),
-    ("methods",),
+    ("methods", "notebook"),
     ("objects",),
     ("engine",),
     ("observatory",),

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fedncv.methods.base import Method
     from fedncv.optimizers import Optimizer
     from fedncv.results import scalars
-    from fedncv.simulation import Result, export_run, resume, simulate, simulate_many
+    from fedncv.simulation import Result, export_run, plot, resume, simulate, simulate_many
     from fedncv.tasks import Task
 
 __all__ = [
@@ -39,6 +39,7 @@ __all__ = [
     "export_run",
     "find_method",
     "lora",
+    "plot",
     "resume",
     "scalars",
     "simulate",
@@ -56,6 +57,7 @@ MODULES = {
     "export_run": "fedncv.simulation",
     "find_method": "fedncv.methods",
     "lora": "fedncv.adapters",
+    "plot": "fedncv.simulation",
     "resume": "fedncv.simulation",
     "scalars": "fedncv.results",
     "simulate": "fedncv.simulation",

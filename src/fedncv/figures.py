@@ -1,5 +1,6 @@
 """Plot runs. Every figure of the project takes a method's colour and line from here, so they are the same in all."""
 
+import textwrap
 import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -7,7 +8,8 @@ from typing import Any, NamedTuple
 
 from fedncv.catalogue import methods as listed_methods
 from fedncv.comparison import summary
-from fedncv.results import by_method, points, read_run
+from fedncv.config import short_name
+from fedncv.results import Run, by_method, points, read_run, share_samples
 
 # Okabe and Ito's colours with indigo for their yellow, which is hard to see on white: colour-blind readers can tell
 # all eight apart. On a dark page the second list is used. Line styles tell more than eight methods apart.
@@ -18,6 +20,7 @@ STYLES = ["-", "--", ":", "-."]
 FIRST = ("fedncv", "fedavg", "fedprox", "scaffold", "fedrep", "fedper", "pfedsim", "fedncv-paper")
 APART = " @ "  # between a method and the folder it was run in, where two folders have it with different settings
 FEW_SEEDS = 5  # with fewer, an interval is a rough guess
+WIDTH = 64  # characters of a line below a figure
 BANDS = 6  # lines whose intervals can be shaded before they hide each other
 
 
@@ -126,18 +129,28 @@ def caption(num_seeds: Iterable[int], *, drawn: str) -> str:
     return f"Mean over {seeds} seeds; {drawn}: 95 % interval by Student’s t.{few}"
 
 
-# ---- the picture of `fedncv run` -------------------------------------------------------------------------
+# ---- the picture of `fedncv run`, and of a notebook ------------------------------------------------------
 
 
 def curves(folders: list[Path], path: Path) -> Path:
-    """Plot the score before local training against rounds, mean over seeds with the interval, and the score after."""
-    import matplotlib
+    """Draw the runs in these folders into the file ``path``."""
+    picture([read_run(folder) for folder in folders]).figure.savefig(path, dpi=150)
+    return path
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+
+def picture(runs: list[Run], size: tuple[float, float] = (8, 4.5)) -> Any:
+    """Return the axes of a new figure with the runs drawn; pyplot does not know it, so nobody has to close it."""
+    from matplotlib.figure import Figure
+
+    axes = Figure(figsize=size, layout="constrained").subplots()
+    draw(axes, runs)
+    return axes
+
+
+def draw(axes: Any, runs: list[Run]) -> None:
+    """Plot the score before local training against rounds, mean over seeds with the interval, and the score after."""
     from matplotlib.ticker import MaxNLocator
 
-    runs = [read_run(folder) for folder in folders]
     score, groups = runs[0].score, by_method(runs)
     lines: dict[str, Line] = {}
     for method, group in groups.items():
@@ -147,7 +160,6 @@ def curves(folders: list[Path], path: Path) -> Path:
             low, high = [None if one else p.low for p in each], [None if one else p.high for p in each]
             lines[method] = Line(list(measured), [p.mean for p in each], low, high, each[-1].num_seeds)
     found = looks(groups)
-    figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
     draw_lines(axes, lines, labels={method: method for method in lines}, found=found, bold="")
     for method, line in lines.items():
         after = [score.scale * run.last("after") for run in groups[method] if run.last("after") is not None]
@@ -155,20 +167,17 @@ def curves(folders: list[Path], path: Path) -> Path:
             mean = sum(after) / len(after)
             axes.plot(line.x[-1], mean, "o", color=COLOURS[found[method].colour], markerfacecolor="none")
     priors = [score.scale * run.last("label_prior") for run in runs if run.last("label_prior") is not None]
-    if priors:
+    if priors and share_samples(runs):
         prior = sum(priors) / len(priors)
         axes.axhline(prior, color="grey", linewidth=1, linestyle=(0, (1, 3)), label="label prior alone")
     draw_intervals(axes, lines, found)
     config = runs[0].config
-    axes.set_title(f"{config.data}, {config.clients} clients, {config.partition}", loc="left")
+    axes.set_title(f"{short_name(config.data)}, {config.clients} clients, {config.partition}", loc="left")
     drawn = "shaded" if shaded(list(lines.values())) else "bars at the end"
     said = caption([line.num_seeds for line in lines.values()], drawn=drawn)
-    axes.set_xlabel(f"round\n{said}" if said else "round")
+    axes.set_xlabel("\n".join(["round", *textwrap.wrap(said, WIDTH)]))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_ylabel(f"{score.axis('before local training')}   (o after it)")
+    axes.set_ylabel(f"{score.axis('before local training')}\n(o after it)")
     axes.grid(alpha=0.3)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
-    return path

@@ -18,9 +18,10 @@ from fedncv.export import export
 from fedncv.flat import Factory
 from fedncv.methods.base import Method
 from fedncv.metrics import Function
+from fedncv.notebook import RoundProgress, described, in_notebook, page, plotted
 from fedncv.objects import again, named, named_metrics
 from fedncv.optimizers import Optimizer
-from fedncv.results import MODEL, read_config
+from fedncv.results import MODEL, Run, read_config
 from fedncv.runner import LiveRun, Row, extend, open_run, train
 from fedncv.tasks import Task
 from fedncv.termination import Terminated
@@ -36,7 +37,7 @@ OnRound = Callable[[Row], object] | Callable[[Row, LiveRun], object] | Watcher
 OnRoundOf = Callable[[int, Row], object] | Callable[[int, Row, LiveRun], object] | Watcher
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
     """Result of a run: what was trained, its final state, and its metrics."""
 
@@ -73,6 +74,43 @@ class Result:
         """Write ``state_dict(client)`` to a safetensors file and return its path."""
         return _save(self.state_dict(client), Path(path))
 
+    def plot(self, ax: Any = None) -> Any:
+        """Draw the score against rounds and return matplotlib's axes; ``fedncv.plot`` draws several results.
+
+        Without ``ax`` the figure is new. A notebook shows it at once; elsewhere use ``plot().figure.savefig(path)``.
+        """
+        return plotted([self._run], ax)
+
+    @property
+    def _run(self) -> Run:
+        return Run(self.folder or Path(), self.problem.config, self.rows)
+
+    def _facts(self) -> dict[str, str]:
+        facts = described(self._run, self.problem.config.rounds, self.stopped)
+        return facts | ({} if self.folder is None else {"folder": str(self.folder)})
+
+    def __repr__(self) -> str:
+        return f"Result({', '.join(f'{name} {value}' for name, value in self._facts().items())})"
+
+    def _repr_html_(self) -> str:
+        return page(self._run, self._facts())
+
+
+def plot(results: Result | Iterable[Result], ax: Any = None) -> Any:
+    """Draw results in one figure and return matplotlib's axes: one line per method, the mean over its seeds.
+
+    With several seeds their 95 % interval is drawn too. Results that differ in a setting other than the seed are
+    different lines. ``ax`` is as for ``Result.plot``.
+
+    >>> results = simulate_many(seeds=[0, 1], model="mlp", clients=5, per_round=2, rounds=1, epochs=1)
+    >>> plot(results).get_xlabel().split(";")[0]
+    'round\\nMean over 2 seeds'
+    """
+    results = [results] if isinstance(results, Result) else list(results)
+    if not results:
+        raise ValueError("nothing to plot: give at least one result")
+    return plotted([result._run for result in results], ax)
+
 
 def simulate(
     config: RunConfig | None = None,
@@ -87,6 +125,7 @@ def simulate(
     out: str | Path | None = None,
     overwrite: bool = False,
     on_round: OnRound | None = None,
+    progress: bool | None = None,
     **settings: Any,
 ) -> Result:
     """Train one federation and return its ``Result``.
@@ -96,7 +135,8 @@ def simulate(
     other settings are fields of ``RunConfig``; those passed here replace the ones in ``config``. With ``out`` the run
     is saved in that folder and can be resumed. ``on_round`` is called with the row of every round, and with the run if
     it takes two arguments: ``run.state_dict()`` is the model, ``run.stop("why")`` ends the run. It may also be an
-    object with a method ``on_round(row, run)``.
+    object with a method ``on_round(row, run)``. ``progress`` shows how far the run is: True always, False never, None
+    in notebooks, and in a terminal after two seconds if there is no ``on_round``.
 
     Raise ValueError if a setting is wrong, or if ``out`` already holds a run and ``overwrite`` is False. Raise
     DivergedError, an ArithmeticError, if training diverges.
@@ -113,7 +153,7 @@ def simulate(
     folder = None if out is None else Path(out)
     problem = build(config, **objects)
     _create(folder, config, overwrite=overwrite)
-    return _trained(LiveRun(problem, start(problem), folder=folder), on_round)
+    return _trained(LiveRun(problem, start(problem), folder=folder), on_round, progress)
 
 
 def simulate_many(
@@ -130,6 +170,7 @@ def simulate_many(
     out: str | Path | None = None,
     overwrite: bool = False,
     on_round: OnRoundOf | None = None,
+    progress: bool | None = None,
     **settings: Any,
 ) -> list[Result]:
     """Call ``simulate`` once per seed and return the results in order; train all seeds as one stack if possible.
@@ -163,7 +204,7 @@ def simulate_many(
         runs.append(LiveRun(problem, start(problem, runs=len(seeds)), folder=folder))
     if not runs:
         raise ValueError("no seeds to simulate; give at least one, such as seeds=range(5)")
-    _train(runs, _calling(on_round, lambda run, row: (run.config.seed, row)))
+    _train(runs, _calling(on_round, lambda run, row: (run.config.seed, row)), progress)
     return list(map(_result, runs))
 
 
@@ -178,6 +219,7 @@ def resume(
     optimizer: Optimizer | Callable[[], Optimizer] | None = None,
     metrics: Iterable[Function] = (),
     on_round: OnRound | None = None,
+    progress: bool | None = None,
 ) -> Result:
     """Resume the run in ``folder`` from its latest checkpoint and return its ``Result``; a finished run stays as it is.
 
@@ -192,7 +234,7 @@ def resume(
     objects["metrics"] = metrics
     if rounds is not None:
         extend(Path(folder), rounds, **objects)
-    return _trained(open_run(Path(folder), **objects), on_round)
+    return _trained(open_run(Path(folder), **objects), on_round, progress)
 
 
 def export_run(
@@ -237,8 +279,8 @@ def _create(folder: Path | None, config: RunConfig, *, overwrite: bool) -> None:
         store.create(folder, config, overwrite=overwrite)
 
 
-def _trained(run: LiveRun, on_round: OnRound | None) -> Result:
-    _train([run], _calling(on_round, lambda _run, row: (row,)))
+def _trained(run: LiveRun, on_round: OnRound | None, progress: bool | None) -> Result:
+    _train([run], _calling(on_round, lambda _run, row: (row,)), progress)
     return _result(run)
 
 
@@ -270,13 +312,23 @@ def _num_required(function: Any) -> int:
     return sum(p.kind in places and p.default is p.empty for p in parameters)
 
 
-def _train(runs: list[LiveRun], on_round: Callable[[LiveRun, Row], None] | None) -> None:
-    try:
-        train(runs, on_round=on_round)
-    except Terminated:
-        calls = ", ".join(f"fedncv.resume({str(run.folder)!r})" for run in runs)
-        print(f"stopped by SIGTERM; nothing is lost. Resume with:  {calls}", file=sys.stderr)
-        raise
+def _train(runs: list[LiveRun], on_round: Callable[[LiveRun, Row], None] | None, progress: bool | None) -> None:
+    configs, done = [run.problem.config for run in runs], [run.state.round for run in runs]
+    if on_round is not None and progress is None and not in_notebook():
+        progress = False  # the callback may print; a bar on the same line would garble it
+    with RoundProgress(configs, done, progress) as shown:
+
+        def on_row(run: LiveRun, row: Row) -> None:
+            shown.row(row)
+            if on_round is not None:
+                on_round(run, row)
+
+        try:
+            train(runs, on_round=on_row)
+        except Terminated:
+            calls = ", ".join(f"fedncv.resume({str(run.folder)!r})" for run in runs)
+            print(f"stopped by SIGTERM; nothing is lost. Resume with:  {calls}", file=sys.stderr)
+            raise
 
 
 def _result(run: LiveRun) -> Result:

@@ -6,12 +6,13 @@ import pytest
 
 from fedncv.cli.show import main as show
 from fedncv.config import RunConfig, write_toml
-from fedncv.figures import curves
+from fedncv.figures import picture
 from fedncv.report import figures
 from fedncv.report.gather import gather
 from fedncv.report.page import chart_data, page
 from fedncv.report.table import main_table, to_markdown
 from fedncv.report.verdict import claims
+from fedncv.results import read_run
 
 
 @pytest.fixture
@@ -38,14 +39,9 @@ def test_the_terminal_shows_them_plainly(regression, capsys):
     assert "minus squared error before, mean over seeds" in said
 
 
-def test_the_picture_of_runs_has_their_name_and_values(regression, monkeypatch):
-    import matplotlib.pyplot as plt
-
-    drawn = []
-    monkeypatch.setattr(plt, "close", drawn.append)
-    curves([regression / "fedavg-0"], regression / "curves.png")
-    (axes,) = drawn[0].axes
-    assert axes.get_ylabel() == "minus squared error before local training   (o after it)"
+def test_the_picture_of_runs_has_their_name_and_values(regression):
+    axes = picture([read_run(regression / "fedavg-0")])
+    assert axes.get_ylabel() == "minus squared error before local training\n(o after it)"
     assert [line.get_ydata().tolist() for line in axes.lines] == [[-0.25], [-0.125]]
 
 
