@@ -9,6 +9,7 @@ Inside ``with Rewritten()`` a module that calls them gets
 A function that neither draws nor is vmapped is called as it is, so its bits are torch's own.
 """
 
+import warnings
 from collections.abc import Callable
 from functools import partial
 from math import prod, sqrt
@@ -29,6 +30,9 @@ WITH_DROPOUT = (
     F.multi_head_attention_forward,
 )  # fmt: skip
 """Functions that torch writes in Python, around the ones below."""
+
+# cuDNN copies the weights together in every call, because ours are slices of one vector; users cannot change that
+warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk of memory")
 
 
 class Rewritten(TorchFunctionMode):

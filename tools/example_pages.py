@@ -1,0 +1,69 @@
+"""Write docs/examples/: one page per file of examples/, with its text, its code and what it prints.
+
+    python tools/example_pages.py                 # all pages; runs every example
+    python tools/example_pages.py tabular text    # these only
+
+Numbers on a page are those of the machine that ran this command; the last bits may differ on another one. A test checks
+that the code on every page is the code of its file, and runs it.
+"""
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES, PAGES = ROOT / "examples", ROOT / "docs" / "examples"
+ORDER = ("quickstart", "new_method", "tabular", "time_series", "text", "pictures", "lora")
+"""The order in which to read them; a test checks that none is missing."""
+
+
+def parts(path: Path) -> tuple[str, str, str]:
+    """Return the title, the text and the code of an example: its docstring's first line, the rest, and what follows."""
+    source = path.read_text(encoding="utf-8")
+    text = ast.get_docstring(ast.parse(source)) or ""
+    title, _, rest = text.partition("\n")
+    return title.removesuffix("."), rest.strip(), source.partition('"""\n\n')[2].strip()
+
+
+def head(path: Path) -> str:
+    """Return the page down to the output."""
+    title, text, code = parts(path)
+    return (
+        f"# {title}\n\nThis is [`examples/{path.name}`](../../examples/{path.name}); run it with "
+        f"`python examples/{path.name}`.\n\n{text}{chr(10) * 2 * bool(text)}```python\n{code}\n```\n"
+    )
+
+
+def page(path: Path, output: str) -> str:
+    return f"{head(path)}\nIt prints:\n\n```\n{output.strip()}\n```\n"
+
+
+def index() -> str:
+    rows = [f"| [{name}]({name}.md) | {parts(EXAMPLES / f'{name}.py')[0]} |" for name in ORDER]
+    top = "# Examples\n\nEach page is a file of `examples/` that the tests run.\n\n| page | shows |\n|---|---|\n"
+    return top + "\n".join(rows) + "\n"
+
+
+def run(path: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, str(path)], capture_output=True, text=True, cwd=ROOT, check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    if done.returncode:
+        sys.exit(f"{path.name} failed:\n{done.stderr}")
+    return done.stdout
+
+
+def main(names: list[str]) -> None:
+    PAGES.mkdir(exist_ok=True)
+    for name in names or ORDER:
+        path = EXAMPLES / f"{name}.py"
+        (PAGES / f"{name}.md").write_text(page(path, run(path)), encoding="utf-8")
+        print(f"docs/examples/{name}.md")
+    (PAGES / "README.md").write_text(index(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
