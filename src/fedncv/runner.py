@@ -76,9 +76,9 @@ class LiveRun:
     def begin(self, engine: str, layers: str) -> None:
         """Record the engine, the layers, the machine and the partition."""
         if self._journal is not None:
-            config, (labels, clients) = self.problem.config, (self.problem.dataset.labels, self.problem.clients)
+            config, clients = self.problem.config, self.problem.clients
             parts = [np.concatenate(pair) for pair in zip(clients.train, clients.test, strict=True)]
-            held = holdings(labels.cpu().numpy(), parts, self.problem.dataset.num_classes)
+            held = holdings(self.problem.dataset, parts)
             words = {"data": config.data, "partition": config.partition, "seed": config.seed}
             self._journal.begin(engine, layers, words | held)
 

@@ -188,12 +188,15 @@ def test_a_run_records_its_partition_classes_or_sizes(tmp_path):
     import torch
 
     import fedncv
-    from fedncv.data import Dataset, from_arrays
+    from fedncv.data import Dataset, from_arrays, holdings
 
     x = np.random.default_rng(0).normal(size=(40, 3)).astype("float32")
     settings = {"model": "mlp", "clients": 2, "per_round": 1, "rounds": 1, "epochs": 1, "partition": "iid"}
-    fedncv.simulate(data=from_arrays(x, np.arange(40) % 2, name="mine"), out=tmp_path / "classes", **settings)
+    named = from_arrays(x, np.arange(40) % 2, name="mine")._replace(classes=("well", "<ill>"))
+    fedncv.simulate(data=named, out=tmp_path / "classes", **settings)
     found = json.loads((tmp_path / "classes/partition.json").read_text())
+    assert found["classes"] == ["well", "<ill>"]
+    assert "&lt;ill&gt;</span>" in partition.section(gather(tmp_path / "classes"))
     assert np.array(found["counts"]).sum(0).tolist() == [20, 20]
     assert "2 clients hold 20 to 20 samples, 40 in all" in partition.section(gather(tmp_path / "classes"))
     inputs, owners = torch.from_numpy(x), torch.arange(40) // 30
@@ -201,6 +204,8 @@ def test_a_run_records_its_partition_classes_or_sizes(tmp_path):
     settings["partition"] = "natural"
     fedncv.simulate(data=numbers, task="regression", out=tmp_path / "numbers", **settings)
     assert json.loads((tmp_path / "numbers/partition.json").read_text())["sizes"] == [30, 10]
+    grouped = numbers._replace(groups=torch.arange(40) % 4)  # more groups than the model has outputs
+    assert np.array(holdings(grouped, [np.arange(40)])["counts"]).tolist() == [[10, 10, 10, 10]]
     text = page_of(gather(tmp_path / "numbers"))
     assert "2 clients hold 10 to 30 samples, 40 in all" in text
     assert "label prior" not in words_of(text).lower()

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fedncv.data.dataset import Dataset
 from fedncv.data.owners import Floats, Indices
 from fedncv.data.split import Clients
 
@@ -32,14 +32,18 @@ def label_counts(labels: Indices, parts: Sequence[Indices], num_classes: int) ->
     return flat.reshape(len(parts), num_classes).astype(np.int64)
 
 
-def holdings(labels: NDArray[Any], parts: Sequence[Indices], num_classes: int) -> dict[str, Any]:
+def holdings(dataset: Dataset, parts: Sequence[Indices]) -> dict[str, Any]:
     """Return what a run records of its partition: samples of each class at each client, as JSON.
 
     Only the clients' sizes if targets are not classes, or if the table would be large.
     """
-    if labels.ndim == 1 and labels.dtype.kind in "iu" and len(parts) * num_classes <= RECORDED:
-        return {"counts": label_counts(labels, parts, num_classes).tolist()}
-    return {"sizes": [len(part) for part in parts]}
+    labels = dataset.labels.cpu().numpy()
+    are_classes = labels.ndim == 1 and labels.dtype.kind in "iu" and labels.min(initial=0) >= 0
+    num_classes = max(dataset.num_classes, 1 + int(labels.max(initial=0)))  # groups may be more than the outputs
+    if not are_classes or len(parts) * num_classes > RECORDED:
+        return {"sizes": [len(part) for part in parts]}
+    counts = {"counts": label_counts(labels, parts, num_classes).tolist()}
+    return counts | ({"classes": list(dataset.classes)} if len(dataset.classes) == num_classes else {})
 
 
 def entropy(counts_NK: Indices) -> Floats:

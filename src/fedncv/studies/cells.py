@@ -85,7 +85,7 @@ def write_partition(folder: Path, config: RunConfig) -> None:
         return
     dataset = load(config.data, config.data_dir or None)
     parts = divide(dataset, config.partition, num_clients=config.clients, seed=config.seed)
-    held = holdings(dataset.labels.numpy(), parts, dataset.num_classes)
+    held = holdings(dataset, parts)
     words = {"data": config.data, "partition": config.partition, "seed": config.seed} | held
     folder.mkdir(parents=True, exist_ok=True)
     store.write_atomically(path, json.dumps(words).encode(), name="partition")
