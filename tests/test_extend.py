@@ -9,6 +9,7 @@ import fedncv
 from fedncv.cli import main
 from fedncv.methods.fedavg import fedavg
 from fedncv.results import Extension, extensions, read_config, read_rows, read_run
+from fedncv.runner import open_run
 from fedncv.tree import leaves
 
 QUICK = {
@@ -62,6 +63,8 @@ def test_killed_after_the_plan_was_written_it_goes_on(tmp_path):
     text = (run / "config.toml").read_text()
     (run / "config.toml").write_text(re.sub("^rounds = 2$", "rounds = 3", text, flags=re.MULTILINE))
     assert read_run(run).status == "unfinished"
+    for _ in range(2):  # and again, before the next checkpoint
+        open_run(run).close()
     fedncv.resume(run)
     assert extensions(run) == [Extension(2, 2, 3)]
     assert read_run(run).status == "finished"

@@ -227,7 +227,10 @@ def test_a_name_is_given_to_a_method(tmp_path):
     assert result.tidy()[0]["method"].startswith("twice as far#")
     (result,) = fedncv.simulate_many(method=halved, name="half", seeds=[1], **settings)
     assert own_object(result.problem.config.method).short == "half"
-    for wrong in ("", " ", "two\nlines"):
+    for odd in ("thrice + more: x", "a#b, c=1", "é 'q'", "custom:x y"):
+        (result,) = fedncv.simulate_many(method=halved, name=odd, seeds=[1], **settings)
+        assert own_object(result.problem.config.method).short == odd
+    for wrong in ("", " ", "two\nlines", "module:function"):
         with pytest.raises(ValueError, match="name must be one line of text"):
             fedncv.simulate(method=halved, name=wrong, **settings)
     with pytest.raises(ValueError, match="name='mine' names a method of your own; fedprox has a name"):

@@ -49,7 +49,12 @@ class Own(NamedTuple):
     @property
     def short(self) -> str:
         """The name without the module, if it has one: package.module:function -> function."""
-        return self.name.rpartition(":")[2] if ":" in self.name else self.name
+        return self.name.rpartition(":")[2] if self.is_path else self.name
+
+    @property
+    def is_path(self) -> bool:
+        """Whether the name is package.module:function, which can be imported."""
+        return re.fullmatch(r"[\w.]+:\w+", self.name) is not None
 
 
 def own_object(text: str) -> Own | None:

@@ -48,8 +48,8 @@ def named(given: dict[str, Any], *, name: str | None = None) -> Objects:
         own = own_object(texts.get("method", ""))
         if own is None:
             raise ValueError(f"name={name!r} names a method of your own; {texts.get('method', 'fedavg')} has a name")
-        if not name.strip() or not name.isprintable():
-            raise ValueError(f"name must be one line of text, not {name!r}")
+        if not name.strip() or not name.isprintable() or own._replace(name=name).is_path:
+            raise ValueError(f"name must be one line of text, not {name!r}, and not package.module:function")
         texts["method"] = str(own._replace(name=name))
     return Objects(texts, values)
 
@@ -87,7 +87,7 @@ def again(folder: Path, config: RunConfig, given: dict[str, Any]) -> dict[str, A
             if thing is not None and not isinstance(thing, str):
                 raise ValueError(f"{folder} was started with {kind} {text!r}; leave out {kind}=")
             continue
-        if thing is None and ":" in own.name:
+        if thing is None and own.is_path:
             with contextlib.suppress(ValueError):
                 thing = import_object(own.name, what=kind)
         if thing is None:
@@ -125,7 +125,7 @@ def metrics_again(config: RunConfig, given: Iterable[Any] | None) -> dict[str, F
         if own is None:
             continue
         found = known.get(own.short)
-        if found is None and ":" in own.name:
+        if found is None and own.is_path:
             with contextlib.suppress(ValueError):
                 found = import_object(own.name, what="metric")
         if found is not None:
