@@ -126,8 +126,6 @@ def measure(name: str, case: Case, arguments: argparse.Namespace) -> None:
     size = problem.model.layout.num_parameters
     print(f"{name}: {how}; {size:,} of {problem.model.num_weights:,} parameters train; ", end="")
     print(f"start-up {time.perf_counter() - began:.1f} s")
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
     rates: list[tuple[float, float]] = []
     began = time.perf_counter()
     while len(rates) < arguments.turns and (not rates or time.perf_counter() - began < arguments.seconds):
@@ -140,7 +138,7 @@ def measure(name: str, case: Case, arguments: argparse.Namespace) -> None:
         rates.append((samples / (middle - at), samples / (time.perf_counter() - middle)))
     loop, ours = np.median(np.array(rates), axis=0)
     ratios = np.array([b / a for a, b in rates])
-    memory = f", {torch.cuda.max_memory_allocated(device) / 2**30:.1f} GiB" if device.type == "cuda" else ""
+    memory = f", {torch.cuda.memory_reserved(device) / 2**30:.1f} GiB reserved" if device.type == "cuda" else ""
     print(
         f"  plain loop {loop:10,.0f} samples/s   fedncv {ours:10,.0f} samples/s   {np.median(ratios):.2f} times "
         f"(of {len(rates)} turns: {ratios.min():.2f} to {ratios.max():.2f}){memory}",

@@ -47,18 +47,21 @@ class Forecaster(nn.Module):
 
 
 if __name__ == "__main__":
-    settings = {"clients": HOUSES, "per_round": 5, "rounds": 6, "epochs": 1, "batch_size": 16, "eval_every": 3}
     for method in ("fedavg", "local"):
         result = fedncv.simulate(
             method=method,
             data=households(),
             partition="natural",
+            clients=HOUSES,
+            per_round=5,
+            rounds=6,
+            epochs=1,
+            batch_size=16,
             model=Forecaster,
             task="regression",
             optimizer="adam",
             lr=0.01,
             metrics=["rmse", "mae"],
-            **settings,
         )
         last = result.last
         print(f"{method:7} before: rmse {last['before_rmse']:.3f} kW, mae {last['before_mae']:.3f} kW")
