@@ -148,3 +148,16 @@ def test_printed_commands_quote_the_folder(tmp_path, capsys, monkeypatch):
     error = capsys.readouterr().err
     command = error[error.index("`") + 1 : error.rindex("`")]
     assert shlex.split(command) == ["fedncv", "resume", str(out / "fedavg-seed0")]
+
+
+def test_a_run_is_not_resumed_on_other_samples(tmp_path, monkeypatch):
+    """A table that was edited in the meantime; the finished model can still be exported."""
+    table, run = tmp_path / "t.csv", tmp_path / "run"
+    rows = [f"{i % 7},{i % 5},{'yes' if i % 7 > 3 else 'no'}" for i in range(40)]
+    table.write_text("\n".join(["a,b,y", *rows]), encoding="utf-8")
+    fedncv.simulate(data=f"table:path={table},y=y", model="mlp", **QUICK, out=run)
+    assert fedncv.resume(run, rounds=2).last["round"] == 2
+    table.write_text("\n".join(["a,b,y", "6,4,yes", *rows[1:]]), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"was started with other samples than 'table:path=.*a file was changed"):
+        fedncv.resume(run, rounds=3)
+    assert fedncv.export_run(run, tmp_path / "model.safetensors").exists()

@@ -52,10 +52,10 @@ class LiveRun:
     def __post_init__(self) -> None:
         self._journal = None
         if self.folder is not None:
-            from fedncv.store import Journal
+            from fedncv.store import Journal, samples_mark
 
-            constants = self.problem.model.constants_mark
-            self._journal = Journal(self.folder, self.problem.config, self.state, constants=constants)
+            constants, samples = self.problem.model.constants_mark, samples_mark(self.problem)
+            self._journal = Journal(self.folder, self.problem.config, self.state, constants=constants, samples=samples)
 
     @property
     def is_finished(self) -> bool:

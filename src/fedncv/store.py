@@ -32,6 +32,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedncv.config import OBJECTS, RunConfig, differences, from_dict, named, own_object, short_name, write_toml
+from fedncv.data import DATASETS
 from fedncv.engine.problem import Problem, State, keeps, start
 from fedncv.fingerprint import fingerprint
 from fedncv.machine import facts
@@ -154,10 +155,13 @@ class Journal:
     of a round or of a row.
     """
 
-    def __init__(self, folder: Path, config: RunConfig, state: State, *, constants: float = 0.0) -> None:
+    def __init__(
+        self, folder: Path, config: RunConfig, state: State, *, constants: float = 0.0, samples: str = ""
+    ) -> None:
         hold(folder)
         self._folder, self._config = folder, config
-        self._constants = {"constants": constants} if constants else {}  # of the model, which no checkpoint holds
+        # of the model and of the user's own data, which no checkpoint holds
+        self._marks = ({"constants": constants} if constants else {}) | ({"samples": samples} if samples else {})
         self._layers: dict[str, str] = {}  # empty for a federation of real machines
         self._complete = (state, _size(folder / METRICS))
         self._saved = state  # referenced, so that the rows of the checkpoint on disk are not replaced
@@ -210,7 +214,7 @@ class Journal:
             "config": write_toml(self._config),
             "method": _in_full(self._config.method),
             "check": _checksum(tensors),
-            **self._constants,
+            **self._marks,
         }
         write_atomically(self._folder / STATE, save(tensors, {"fedncv": json.dumps(header)}), name="state")
         self._saved = state
@@ -266,6 +270,12 @@ def load_state(folder: Path, problem: Problem, *, runs: int = 1) -> State:
         return start(problem, runs=runs)
     tensors, header = _read(path)
     _check_config(folder, header, problem)
+    if header.get("samples", "") not in ("", mark := samples_mark(problem)):
+        raise ValueError(
+            f"{folder} was started with other samples than {problem.config.data!r} gives now "
+            f"(#{header['samples']}, now #{mark}): a file was changed, or a function draws without a seed; "
+            "restore the data, or repeat the run with --overwrite"
+        )
     if not _has_a_line_end_at(metrics, header["metrics_bytes"]):  # truncating would cut a row
         raise ValueError(
             f"{metrics} was edited, or lacks rows that {path.name} refers to; restore it, or delete {path.name} "
@@ -275,6 +285,17 @@ def load_state(folder: Path, problem: Problem, *, runs: int = 1) -> State:
         os.truncate(metrics, header["metrics_bytes"])
     _note_extension(folder, header, problem.config.rounds)
     return _restore(problem, folder, tensors, header["numbers"], runs)
+
+
+def samples_mark(problem: Problem) -> str:
+    """Return a fingerprint of the samples if a text names the user's own file or function, and "" otherwise.
+
+    Built-in datasets have published checksums, and an object that was passed from Python has its own fingerprint.
+    """
+    text, data = problem.config.data, problem.dataset
+    if text.partition(":")[0] in DATASETS or own_object(text):
+        return ""
+    return fingerprint((data.x, data.y, data.owners))
 
 
 def read_state(folder: Path, problem: Problem) -> State:

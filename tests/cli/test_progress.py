@@ -202,7 +202,8 @@ def test_a_bar_needs_no_log(monkeypatch, said, tmp_path):
     assert said() == []
 
 
-@pytest.mark.parametrize("command", ["run", pytest.param("study", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["run", "study"])
 def test_the_first_lines_are_in_the_log_while_the_runs_go_on(command, tmp_path):
     """A pipe is buffered as a file is: lines that are not flushed would come at the end."""
     words = ["run", "--method", "fedavg"] if command == "run" else ["study", "smoke", "--methods", "fedavg"]

@@ -18,7 +18,7 @@ from fedncv.runner import LiveRun, train
 from fedncv.tasks import TASKS
 from fedncv.tree import leaves
 
-FEW = ("fedavg", "scaffold", FULL_FEDNCV, "fedper", "feddyn", "moon", "fednova")
+FEW = ("scaffold", FULL_FEDNCV, "fedper", "fednova")
 few_methods = pytest.mark.parametrize(
     "name",
     [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in [*METHODS, FULL_FEDNCV]],

@@ -40,7 +40,16 @@ CASES = {
 HARD = {"sizes": (20, 8, 12, 31, 9), "per_round": 3, "rounds": 4, "batch_size": 4, "epochs": 2}
 
 
-@pytest.mark.parametrize(("text", "dtype"), [("fedncv", "float64"), *((text, "float32") for text in CASES)])
+QUICK = {"fedncv", "fedavg+blend+average+momentum+prior+drift+even", "fedncv:drift=off,even=off", "fedncv+samples"}
+
+
+@pytest.mark.parametrize(
+    ("text", "dtype"),
+    [
+        ("fedncv", "float64"),
+        *(pytest.param(text, "float32", marks=[pytest.mark.slow] * (text not in QUICK)) for text in CASES),
+    ],
+)
 def test_the_chain_is_fedncv_in_one_piece_to_the_last_bit(text, dtype):
     """Models, running statistics, messages and scores, over rounds with clients new and known; sizes differ."""
     ours = tiny(text, dtype=dtype, **HARD)
