@@ -172,7 +172,8 @@ def draw(axes: Any, runs: list[Run]) -> None:
         axes.axhline(prior, color="grey", linewidth=1, linestyle=(0, (1, 3)), label="label prior alone")
     draw_intervals(axes, lines, found)
     config = runs[0].config
-    axes.set_title(f"{short_name(config.data)}, {config.clients} clients, {config.partition}", loc="left")
+    title = f"{short_name(config.data)}, {config.clients} clients, {config.partition}"
+    axes.set_title(textwrap.fill(title, WIDTH), loc="left")
     drawn = "shaded" if shaded(list(lines.values())) else "bars at the end"
     said = caption([line.num_seeds for line in lines.values()], drawn=drawn)
     axes.set_xlabel("\n".join(["round", *textwrap.wrap(said, WIDTH)]))

@@ -92,6 +92,12 @@ def test_own_things_go_by_their_short_names_and_longer_where_two_share_one(tmp_p
     assert "· net" in page_of(results)
 
 
+def test_a_table_has_the_name_of_its_file(tmp_path):
+    config = RunConfig(rounds=4, data="table:path=/my/folder/patients.csv,y=sick")
+    (column,) = gather(runs(tmp_path, config)).columns
+    assert column.title == "patients.csv"
+
+
 def test_the_page_is_about_the_only_method_of_ones_own(tmp_path):
     config = RunConfig(clients=4, per_round=2, rounds=4)
     results = gather(runs(tmp_path, config, methods=("fedavg", "fedncv", "my.code:mine")))

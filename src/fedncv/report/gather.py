@@ -76,7 +76,8 @@ class Column:
 
     @property
     def title(self) -> str:
-        variant = self.name.partition(APART)[0].partition("/")[2]
+        name = self.name.partition(APART)[0]
+        variant = "" if name == self.data else name.partition("/")[2]  # a path in the data's text is none
         if variant == f"clients-{self.clients}":
             variant = f"{self.clients:,} clients"
         words = ", ".join(filter(None, [self.where or names.dataset(self.data), variant.replace("-", " ")]))
