@@ -1,6 +1,7 @@
 """CSV and Parquet files: what becomes a sample, what is refused and where."""
 
 import csv
+import json
 import sys
 
 import numpy as np
@@ -56,6 +57,9 @@ def test_separator_byte_order_mark_and_line_ends_do_not_matter(tmp_path, delimit
         (["1", "2", "1"], "number", [1, 2, 1], ()),
         (["1.0", "2.0", "1.0"], "classes", [0, 1, 0], ("1", "2")),
         (["-1", "+1", "-1"], "auto", [0, 1, 0], ("-1", "1")),
+        (["9007199254740993", "9007199254740992"], "auto", [1, 0], ("9007199254740992", "9007199254740993")),
+        (["1_000", "1000_", "1_000"], "auto", [1, 0, 1], ("1000_", "1_000")),  # texts
+        (["0.1", "0.10000000000000002"], "classes", [0, 1], ("0.1", "0.10000000000000002")),
     ],
 )
 def test_integers_and_texts_are_classes_and_decimal_numbers_are_values(tmp_path, values, target, y, classes):
@@ -73,15 +77,23 @@ def test_integers_and_texts_are_classes_and_decimal_numbers_are_values(tmp_path,
         (ROWS, {"y": "outcome"}, r"column 'hospital' holds text \('Bern', 'Oslo'\); .*drop=hospital"),
         (ROWS, {"y": "outcome", "owner": "outcome"}, "'outcome' is used twice"),
         (ROWS, {"y": "outcome", "x": ["outcome"]}, "'outcome' is used twice"),
+        (ROWS, {"y": "outcome", "x": ["age", "age"]}, "'age' is used twice"),
         (ROWS, {"y": "outcome", "x": ["age"], "drop": ["age"]}, "no column left"),
+        ("x,y\n1_000,a\n2,b\n", {"y": "y"}, r"column 'x' holds text \('1_000'\)"),
         ("x,y\n1,a\n,b\n", {"y": "y"}, r"t.csv, line 3: 'x' is ''; remove such rows, fill the value.*drop=x"),
         ("x,y\n1,a\n\nNA,b\n", {"y": "y"}, "line 4: 'x' is 'NA'"),
         ("x,y\ninf,a\n1,b\n", {"y": "y"}, "line 2: 'x' is 'inf'"),
-        ("x,y\n1,a\n2,\n", {"y": "y"}, "line 3: the target 'y' is missing"),
-        ("x,y\n1,3\n2,NA\n", {"y": "y"}, "line 3: the target 'y' is 'NA', but others are numbers"),
-        ("x,y\n1,nan\n2,0.5\n", {"y": "y"}, "line 2: 'y' is 'nan'"),
+        ("x,y\n1,a\n2,\n", {"y": "y"}, "line 3: the target 'y' is '', which counts as missing; remove such"),
+        ("x,y\n1,3\n2,NA\n", {"y": "y"}, "line 3: the target 'y' is 'NA', which counts as missing"),
+        ("x,y\n1,3\n2,b\n", {"y": "y"}, "line 3: the target 'y' is 'b', but others are numbers"),
+        ("x,y\n1,nan\n2,0.5\n", {"y": "y"}, "line 2: the target 'y' is 'nan'"),
+        ("x,y\n1,inf\n2,1\n", {"y": "y", "target": "classes"}, "line 2: the target 'y' is 'inf'"),
         ("x,y\n1,a\n2,a\n", {"y": "y"}, "'y' is always 'a'"),
-        ("x,y,o\n1,a,u\n2,b,\n", {"y": "y", "owner": "o"}, "line 3: 'o' is empty; every sample needs an owner"),
+        (
+            "x,y,o\n1,a,u\n2,b,\n",
+            {"y": "y", "owner": "o"},
+            "line 3: the owner 'o' is '', .* needs an owner",
+        ),
         ("x,y\n1,a\n2\n", {"y": "y"}, "line 3: 1 values, but the header has 2 columns"),
         ('x,y\n"1\n",a\n2\n', {"y": "y"}, "line 4: 1 values"),
         ("x,x,y\n1,2,a\n", {"y": "y"}, "two columns called 'x'"),
@@ -95,6 +107,15 @@ def test_what_cannot_be_read_is_named_with_its_place(tmp_path, text, knobs, word
     with pytest.raises(ValueError, match=words) as caught:
         read_table(write(tmp_path, text), **knobs)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("value", ["NA", "n/a", "?", "null", "nan", "None", "", " ", "<NA>"])
+@pytest.mark.parametrize("knobs", [{"y": "a"}, {"y": "y", "owner": "a"}, {"y": "y"}])
+def test_a_missing_value_is_no_class_no_owner_and_no_feature(tmp_path, value, knobs):
+    others = "1 2" if knobs == {"y": "y"} else "ill ok"
+    path = write(tmp_path, "a,y,x\n" + "".join(f"{a},{k % 2},{k}\n" for k, a in enumerate([*others.split(), value])))
+    with pytest.raises(ValueError, match=f"line 4: .*'a' is {value.strip()!r}".replace("?", r"\?")):
+        read_table(path, **knobs)
 
 
 def test_another_encoding_and_a_missing_file_are_refused(tmp_path):
@@ -129,6 +150,46 @@ def test_parquet_gives_what_csv_gives(tmp_path):
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(ValueError, match="is not a complete Parquet file"):
         read_table(path, y="outcome")
+
+
+@pytest.mark.parametrize("value", [None, float("nan"), float("inf")])
+@pytest.mark.parametrize("target", ["auto", "classes", "number"])
+def test_a_missing_value_in_parquet_is_no_class_and_no_owner(tmp_path, value, target):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    path = tmp_path / "t.parquet"
+    parquet.write_table(pyarrow.table({"x": [1, 2, 3], "y": [0, 1, 0], "o": [1.0, 2.0, value]}), path)
+    with pytest.raises(ValueError, match=r"row 3: the owner 'o' is (None|nan|inf), which counts as missing"):
+        read_table(path, y="y", owner="o", target=target)
+    with pytest.raises(ValueError, match=r"row 3: the target 'o' is (None|nan|inf), which counts as missing"):
+        read_table(path, y="o", target=target)
+
+
+def test_the_index_of_pandas_is_a_feature_only_if_it_is_named(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    path = tmp_path / "t.parquet"
+    table = pyarrow.table({"age": [61, 47], "y": [0, 1], "patient": [7, 8], "__index_level_1__": [5, 3]})
+    index = [{"kind": "range", "start": 0, "stop": 2, "step": 1}], ["patient", "__index_level_1__"]
+    for columns, features in zip(index, (("age", "patient"), ("age",)), strict=True):
+        metadata = {"pandas": json.dumps({"index_columns": columns, "columns": []})}
+        parquet.write_table(table.replace_schema_metadata(metadata), path)
+        assert read_table(path, y="y").features == features
+    assert read_table(path, y="y", x=["age", "__index_level_1__"]).x.tolist() == [[61, 5], [47, 3]]
+    assert read_table(path, y="y", owner="patient").owners.tolist() == [0, 1]
+
+
+def test_integer_classes_beyond_2_to_the_53_do_not_merge_in_parquet(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    path = tmp_path / "t.parquet"
+    parquet.write_table(pyarrow.table({"x": [1, 2, 3], "y": [2**62 + 1, 2**62, -(2**62)]}), path)
+    data = read_table(path, y="y")
+    assert data.y.tolist() == [2, 1, 0]
+    assert data.classes == (str(-(2**62)), str(2**62), str(2**62 + 1))
 
 
 def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):

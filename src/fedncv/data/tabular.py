@@ -28,7 +28,8 @@ from fedncv.spec import nearest
 
 Target = Literal["auto", "classes", "number"]
 INTEGER = re.compile(r"[+-]?\d+")
-MISSING = {"", "na", "n/a", "nan", "null", "none", "?"}
+MISSING = {"", "na", "n/a", "#n/a", "<na>", "nan", "-nan", "null", "none", "?"}
+UNNAMED_INDEX = re.compile(r"__index_level_\d+__")
 SHOWN = 3  # values of a column that a message names
 
 
@@ -36,6 +37,7 @@ class Table(NamedTuple):
     path: Path
     columns: dict[str, list[Any]]  # name -> its values; texts, if it was a CSV file
     place: Callable[[int], str]  # row -> its place in the file, for messages
+    row_names: tuple[str, ...] = ()  # columns that pandas wrote as the index
 
 
 def read_table(
@@ -50,17 +52,22 @@ def read_table(
 ) -> Dataset:
     """Read ``y`` as the target, ``owner`` as the owners (clients), and the other columns as features.
 
-    ``x`` chooses the features, ``drop`` leaves columns out. ``standardise`` scales every feature by the mean and the
-    deviation of all clients' training samples. ``target`` is classes, number (regression), or auto: classes unless
-    the column has numbers with a decimal point. Raise ValueError with the place of what cannot be read.
+    ``x`` chooses the features, ``drop`` leaves columns out. The index that pandas writes into a Parquet file is a
+    feature only if ``x`` names it. ``standardise`` scales every feature by the mean and the deviation of all clients'
+    training samples. ``target`` is classes, number (regression), or auto: classes unless the column has numbers with
+    a decimal point. Raise ValueError with the place of what cannot be read.
     """
     table = _read(Path(path).expanduser())
     for name in [y, *filter(None, [owner]), *x, *drop]:
         if name not in table.columns:
             raise ValueError(f"{path}: {nearest(name, table.columns, what='column')}")
-    if y in x or (owner and owner in (y, *x)):
-        raise ValueError(f"{path}: {y if y in (*x, owner) else owner!r} is used twice; y, owner and x must differ")
-    features = [name for name in x or table.columns if name not in (y, owner, *drop)]
+    used = [y, *filter(None, [owner]), *x]
+    for name in used:
+        if used.count(name) > 1:
+            raise ValueError(f"{path}: {name!r} is used twice; y, owner and x must differ")
+    features = [
+        name for name in x or table.columns if name not in (y, owner, *drop) and (x or name not in table.row_names)
+    ]
     if not features:
         raise ValueError(f"{path} has no column left for the inputs; it has {', '.join(table.columns)}")
     targets, classes = _targets(table, y, target)
@@ -80,18 +87,24 @@ def read_table(
 
 def _owners(table: Table, name: str) -> list[str]:
     for row, value in enumerate(table.columns[name]):
-        if value is None or value == "":
-            raise ValueError(f"{table.place(row)}: {name!r} is empty; every sample needs an owner")
+        if _is_missing(value):
+            raise ValueError(
+                f"{table.place(row)}: the owner {name!r} is {value!r}, which counts as missing; every sample "
+                "needs an owner: remove such rows, or give an owner of that name another one"
+            )
     return [str(value) for value in table.columns[name]]
 
 
 def _targets(table: Table, name: str, target: Target) -> tuple[np.ndarray[Any, Any], tuple[str, ...]]:
     """Return class numbers and class names, or floats and no names."""
     values = table.columns[name]
-    for row, value in enumerate(values):
-        if value is None or value == "" or (isinstance(value, float) and math.isnan(value)):
-            raise ValueError(f"{table.place(row)}: the target {name!r} is missing; remove such rows")
     numbers = [_number(value) for value in values]
+    for row, (value, number) in enumerate(zip(values, numbers, strict=True)):
+        if _is_missing(value) or (number is not None and not math.isfinite(number)):
+            raise ValueError(
+                f"{table.place(row)}: the target {name!r} is {value!r}, which counts as missing; "
+                "remove such rows, or give a class of that name another one"
+            )
     texts = [row for row, number in enumerate(numbers) if number is None]
     if target == "number" or (target == "auto" and not texts and not all(map(_is_integer, values))):
         return _numbers(table, name), ()
@@ -100,23 +113,30 @@ def _targets(table: Table, name: str, target: Target) -> tuple[np.ndarray[Any, A
             f"{table.place(texts[0])}: the target {name!r} is {values[texts[0]]!r}, but others are numbers; "
             "remove such rows, or write all classes as text"
         )
-    labels = [str(value) for value in values] if texts else numbers
-    classes, number = np.unique(np.array(labels), return_inverse=True)
+    labels: list[Any] = [str(value) for value in values] if texts else list(map(_exact, values))
+    classes = sorted(set(labels))
     if len(classes) < 2:
         raise ValueError(
             f"{table.path}: the target {name!r} is always {values[0]!r}; there must be two classes or more"
         )
-    return number.astype(np.int64), tuple(f"{each:.15g}" if not texts else str(each) for each in classes)
+    number_of = {label: k for k, label in enumerate(classes)}
+    return np.array([number_of[label] for label in labels], dtype=np.int64), tuple(map(str, classes))
 
 
 def _is_integer(value: Any) -> bool:
     return isinstance(value, int) or (isinstance(value, str) and INTEGER.fullmatch(value) is not None)
 
 
+def _exact(value: Any) -> int | float:
+    """Return a number that is a class: whole ones as integers, which floats would merge from 2^53 on."""
+    number = int(value) if _is_integer(value) else float(value)
+    return int(number) if number == int(number) else number
+
+
 def _number(value: Any) -> float | None:
-    """Return the number that is written there, or None."""
+    """Return the number that is written there, or None. Python would read 1_000 as 1000."""
     try:
-        return float(value)
+        return None if isinstance(value, str) and "_" in value else float(value)
     except (TypeError, ValueError):
         return None
 
@@ -143,7 +163,9 @@ def _numbers(table: Table, name: str) -> np.ndarray[Any, Any]:
 
 
 def _is_missing(value: Any) -> bool:
-    return value is None or str(value).strip().lower() in MISSING
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return True
+    return str(value).strip().lower() in MISSING
 
 
 # ---- files ---------------------------------------------------------------------------------------------
@@ -197,11 +219,13 @@ def _parquet(path: Path) -> Table:
         raise ValueError("reading Parquet files needs pyarrow; pip install 'fedncv[tables]', or save as CSV") from None
     try:
         table = pyarrow.parquet.read_table(path)
-    except (OSError, pyarrow.ArrowException) as error:
+        by_pandas = (table.schema.pandas_metadata or {}).get("index_columns", ())
+    except (OSError, ValueError, pyarrow.ArrowException) as error:
         raise ValueError(f"{path} is not a complete Parquet file ({reason(error)})") from None
     _check_header(path, table.column_names)
     columns = {name: table.column(name).to_pylist() for name in table.column_names}
-    return Table(path, columns, lambda row: f"{path}, row {row + 1}")
+    index = tuple(name for name in columns if name in by_pandas or UNNAMED_INDEX.fullmatch(name))
+    return Table(path, columns, lambda row: f"{path}, row {row + 1}", index)
 
 
 def _check_header(path: Path, header: Iterable[str]) -> None:
