@@ -82,6 +82,8 @@ def test_a_run_that_was_stopped_may_end_earlier_but_not_before_its_rounds(tmp_pa
         fedncv.simulate(out=tmp_path / "run", rounds=9, on_round=stop, **QUICK)
     with pytest.raises(ValueError, match=r"has 2 rounds; rounds must be at least that, not 1"):
         fedncv.resume(tmp_path / "run", rounds=1)
+    with pytest.raises(ValueError, match=r"the last round are still to be measured; rounds must be at least 3"):
+        fedncv.resume(tmp_path / "run", rounds=2)
     assert read_config(tmp_path / "run").rounds == 9
     shorter = fedncv.resume(tmp_path / "run", rounds=3)
     assert shorter.rows == fedncv.simulate(rounds=3, **QUICK).rows

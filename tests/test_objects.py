@@ -1,9 +1,12 @@
 """Own methods, data, models and tasks: their names and fingerprints, in one process and across several."""
 
+import dataclasses
 import functools
+import importlib
 import re
 import subprocess
 import sys
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -42,7 +45,9 @@ def halved():
 # ---- fingerprints ----------------------------------------------------------------------------------------
 
 SOURCE = """
+import dataclasses
 import functools
+import importlib
 from typing import NamedTuple
 
 import numpy as np
@@ -377,3 +382,80 @@ def test_runs_of_the_time_before_names_are_resumed(tmp_path):
     train([LiveRun(problem, start(problem), folder=tmp_path / "run")])
     assert len(fedncv.resume(tmp_path / "run", **objects).rows) == 2
     assert groups_in(tmp_path) == {"custom": [0]}
+
+
+# ---- fingerprints that must differ ---------------------------------------------------------------------
+
+
+def net(*, frozen=False, tied=False, hidden=1, hook=False):
+    layers = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    with torch.no_grad():
+        for parameter in layers.parameters():
+            parameter.fill_(0.5)
+    layers[0].weight.requires_grad_(not frozen)
+    if tied:
+        layers[1].weight = layers[0].weight
+    layers._hidden = hidden
+    if hook:
+        layers[0].register_forward_hook(lambda module, args, output: 2 * output)
+    return layers
+
+
+@dataclasses.dataclass
+class Point:
+    x: int = 0
+
+
+def with_attribute(lr):
+    def function():
+        return None
+
+    function.lr = lr
+    return function
+
+
+def beside(x):
+    point = Point()
+    point.more = x
+    return point
+
+
+DIFFER = {
+    "frozen": (net(), net(frozen=True)),
+    "tied": (net(), net(tied=True)),
+    "private attribute": (net(), net(hidden=2)),
+    "hook": (net(), net(hook=True)),
+    "cached function": (functools.cache(lambda x: 2 * x), functools.cache(lambda x: 3 * x)),
+    "attribute of a function": (with_attribute(1), with_attribute(2)),
+    "bound builtin": ({1: 2}.get, {1: 3}.get),
+    "sparse": (torch.eye(2).to_sparse(), (2 * torch.eye(2)).to_sparse()),
+    "default of a dict": (defaultdict(int), defaultdict(float)),
+    "attribute beside the fields": (beside(1), beside(2)),
+}
+
+
+@pytest.mark.parametrize("what", DIFFER)
+def test_different_objects_have_different_fingerprints(what):
+    one, other = DIFFER[what]
+    assert fingerprint(one) == fingerprint(one)
+    assert fingerprint(one) != fingerprint(other)
+
+
+def test_a_value_of_another_module_of_ones_own_counts(tmp_path, monkeypatch):
+    """Also if that module has the name of one of Python's."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "my_values.py").write_text("A = 1\nB = 1\n")
+    (tmp_path / "my_code.py").write_text("import my_values\n\n\ndef scaled(x):\n    return x * my_values.A\n")
+    values, code = importlib.import_module("my_values"), importlib.import_module("my_code")
+    before = fingerprint(code.scaled)
+    values.B = 2
+    assert fingerprint(code.scaled) == before
+    values.A = 2
+    assert fingerprint(code.scaled) != before
+
+
+def test_no_run_is_lost_if_a_name_looks_like_another_with_a_setting(tmp_path):
+    for i, (name, lr, scale) in enumerate([("x, lr 0.1", 0.1, 1.0), ("x", 0.1, 2.0), ("x", 0.2, 2.0)]):
+        fedncv.simulate(method=scaled(scale), name=name, data=DATA, model=Tiny, lr=lr, **QUICK, out=tmp_path / str(i))
+    groups = by_method([read_run(tmp_path / str(i)) for i in range(3)])
+    assert [len(group) for group in groups.values()] == [1, 1, 1]

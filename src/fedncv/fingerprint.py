@@ -21,6 +21,7 @@ import inspect
 import sys
 import sysconfig
 import types
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,8 @@ BLOCKS = 256  # evenly spaced blocks
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis), torch.dtype, torch.device, range)
 _INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 _IN_PYTHON = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class that a class statement made
+_OF_TORCH = set(vars(nn.Module())) - {"training"}  # what torch keeps in every module; tensors and hooks are read apart
+_CONTAINERS = (Mapping, set, frozenset, tuple, list)
 _SKIPPED = {"__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__firstlineno__"}
 
 
@@ -59,7 +62,7 @@ class _Reader:
 
     def read(self, thing: Any) -> bytes:
         """Return a digest of the object's type and content."""
-        if isinstance(thing, _PLAIN):
+        if type(thing) in _PLAIN:
             return _digest(type(thing).__name__, repr(thing))
         if id(thing) in self._done:
             return self._done[id(thing)]
@@ -83,27 +86,33 @@ class _Reader:
         if isinstance(thing, types.MethodType):
             return ["method", self.read(thing.__func__), self.read(thing.__self__)]
         if isinstance(thing, functools.partial):
-            return ["partial", self.read(thing.func), self.read(thing.args), self.read(thing.keywords)]
+            return ["partial", *map(self.read, (thing.func, thing.args, thing.keywords, vars(thing)))]
         if isinstance(thing, type):
             return self._class(thing)
+        if isinstance(thing, functools._lru_cache_wrapper):
+            return ["cached", self.read(thing.__wrapped__)]
         if isinstance(thing, types.ModuleType):
             return ["module", thing.__name__]
-        return ["object", self.read(type(thing)), *self._content(thing)]
+        beside = vars(thing) if isinstance(thing, _CONTAINERS) and getattr(thing, "__dict__", None) else None
+        return ["object", self.read(type(thing)), *self._content(thing), *([self.read(beside)] if beside else [])]
 
     def _content(self, thing: Any) -> Iterable[bytes]:
         if isinstance(thing, nn.Module):
             return self._module(thing)
         if isinstance(thing, Mapping):
-            return sorted(_digest(self.read(key), self.read(value)) for key, value in thing.items())
+            factory = [self.read(thing.default_factory)] if isinstance(thing, defaultdict) else []
+            keys = sorted(thing, key=_order)  # objects in circles are read in one order, whatever that of the mapping
+            return factory + sorted(_digest(self.read(key), self.read(thing[key])) for key in keys)
         if isinstance(thing, set | frozenset):
-            return sorted(map(self.read, thing))
+            return sorted(map(self.read, sorted(thing, key=_order)))
         if isinstance(thing, tuple) and hasattr(thing, "_fields"):
             return self._fields(thing, thing._fields, getattr(thing, "_field_defaults", {}))
         if isinstance(thing, tuple | list):
             return [self.read(each) for each in thing]
         if dataclasses.is_dataclass(thing):
             defaults = {f.name: f.default for f in dataclasses.fields(thing)}
-            return self._fields(thing, list(defaults), defaults)
+            others = {name: value for name, value in getattr(thing, "__dict__", {}).items() if name not in defaults}
+            return self._fields(thing, list(defaults), defaults) + ([self.read(others)] if others else [])
         return self._state(thing)
 
     def _fields(self, thing: Any, names: Iterable[str], defaults: Mapping[str, Any]) -> list[bytes]:
@@ -113,16 +122,25 @@ class _Reader:
         return [_digest(name, self.read(values[name])) for name in given]
 
     def _module(self, module: nn.Module) -> list[bytes]:
+        """Layers with their attributes and hooks, and tensors: which are trained, and which are one under two names."""
         parts = []
         for name, each in module.named_modules():
-            plain = {key: value for key, value in vars(each).items() if not key.startswith("_")}
-            parts.append(_digest(name, self.read(type(each)), self.read(plain)))
-        return [*parts, self.read(dict(module.state_dict()))]
+            held = {key: value for key, value in vars(each).items() if key not in _OF_TORCH}
+            hooks = [[*each._forward_pre_hooks.values()], [*each._forward_hooks.values()]]
+            parts.append(_digest(name, self.read(type(each)), self.read(held), self.read(hooks)))
+        first: dict[int, int] = {}
+        for of in (module.named_parameters, module.named_buffers):
+            for name, tensor in of(remove_duplicate=False):
+                number = first.setdefault(id(tensor), len(first))
+                parts.append(_digest(name, str(number), str(tensor.requires_grad), self.read(tensor.detach())))
+        return parts
 
     def _state(self, thing: Any) -> list[bytes]:
         """What pickle would store; nothing but the type of an object that it cannot store, such as a lock."""
         if isinstance(thing, types.BuiltinFunctionType | types.MethodDescriptorType | types.WrapperDescriptorType):
-            return [_digest(str(getattr(thing, "__module__", "")), thing.__qualname__)]
+            bound = getattr(thing, "__self__", None)
+            of = [] if bound is None or isinstance(bound, types.ModuleType | type) else [self.read(bound)]
+            return [_digest(str(getattr(thing, "__module__", "")), thing.__qualname__), *of]
         try:
             reduce = copyreg.dispatch_table.get(type(thing))
             reduced: Any = reduce(thing) if reduce else thing.__reduce_ex__(4)
@@ -135,14 +153,18 @@ class _Reader:
     def _function(self, function: types.FunctionType) -> list[str | bytes]:
         cells = function.__closure__ or ()
         closed = [self.read(_cell(cell)) for cell in cells]
-        given = [self.read(function.__defaults__), self.read(function.__kwdefaults__), *closed]
+        attributes = [self.read(vars(function))] if vars(function) else []
+        given = [self.read(function.__defaults__), self.read(function.__kwdefaults__), *closed, *attributes]
         if _installed(function):
             return ["function", _name(function), *given]
-        named = [
-            _digest(name, self.read(function.__globals__[name]))
-            for name in sorted(_names(function.__code__))
-            if name in function.__globals__
-        ]
+        names = sorted(_names(function.__code__))
+        named = []
+        for name in (name for name in names if name in function.__globals__):
+            value = function.__globals__[name]
+            named.append(_digest(name, self.read(value)))
+            if isinstance(value, types.ModuleType) and not _installed_module(value.__name__):
+                used = [each for each in sorted(_attributes(function.__code__)) if hasattr(value, each)]
+                named += [_digest(name, each, self.read(getattr(value, each))) for each in used]
         return ["function", self.read(function.__code__), *given, *named]
 
     def _code(self, code: types.CodeType) -> list[str | bytes]:
@@ -168,8 +190,11 @@ def _digest(*parts: str | bytes) -> bytes:
 
 def _tensor(tensor: Tensor) -> list[str | bytes]:
     parts: list[str | bytes] = ["tensor", str(tensor.dtype), str(tuple(tensor.shape))]
-    if tensor.layout is not torch.strided or tensor.is_meta:
-        return [*parts, str(tensor.layout)]
+    if tensor.is_meta:
+        return parts
+    if tensor.layout is not torch.strided:
+        tensor = tensor.to_sparse_coo().coalesce()  # type: ignore[no-untyped-call]
+        return [*parts, str(tensor.layout), _bytes(tensor.indices()), _bytes(tensor.values().detach())]
     return [*parts, _bytes(tensor.detach())]
 
 
@@ -207,6 +232,20 @@ def _names(code: types.CodeType) -> set[str]:
     return found
 
 
+def _attributes(code: types.CodeType) -> set[str]:
+    """Return the names that a function and the functions within it look up in other objects, such as modules."""
+    found = set(code.co_names)
+    for const in code.co_consts:
+        if isinstance(const, types.CodeType):
+            found |= _attributes(const)
+    return found
+
+
+def _order(thing: Any) -> str:
+    """Return a text to sort by that is the same in every process."""
+    return repr(thing) if type(thing) in _PLAIN else f"{type(thing).__name__} {getattr(thing, '__qualname__', '')}"
+
+
 def _plain_attribute(value: Any) -> Any:
     if isinstance(value, staticmethod | classmethod):
         return value.__func__
@@ -228,7 +267,14 @@ def _installed(thing: Any) -> bool:
         return False
     if module == "builtins":  # also the module of code that `exec` ran without a name
         return isinstance(thing, type) and not thing.__flags__ & _IN_PYTHON
-    if module.partition(".")[0] in ("fedncv", *sys.stdlib_module_names):
+    return _installed_module(module)
+
+
+def _installed_module(name: str) -> bool:
+    top = name.partition(".")[0]
+    if top == "fedncv":
         return True
-    file = getattr(sys.modules.get(module), "__file__", None)
-    return file is not None and str(Path(file).resolve()).startswith(_INSTALLED)
+    file = getattr(sys.modules.get(name), "__file__", None)
+    if file is None:
+        return top in sys.stdlib_module_names
+    return str(Path(file).resolve()).startswith(_INSTALLED)

@@ -78,9 +78,10 @@ class KeyedDropout(nn.Module):
         self.p, self.layer = p, layer
         self.key: Key | None = None
         self.calls = 0  # in this forward pass: a layer used twice draws twice
+        self.off = False
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.training or self.p == 0:
+        if not self.training or self.p == 0 or self.off:
             return x
         assert self.key is not None, "a training step must give every dropout layer its key"
         key = fold(fold(self.key, self.layer), self.calls)
@@ -312,11 +313,20 @@ class Model:
         return self._rewritten
 
     def head(self, x_P: Tensor, features_BF: Tensor) -> Tensor:
-        """Return the logits of given features with the head of ``x_P``."""
+        """Return the logits of given features with the head of ``x_P``, without dropout: no step draws for them."""
         prefix = f"{self._head_name}." if self._head_name else ""
         named = self.layout.unflatten(x_P, x_P.new_zeros(int(self.start_R.numel())))
         mine = {n.removeprefix(prefix): t for n, t in named.items() if n.startswith(prefix)}
-        logits = functional_call(self._head, mine, (features_BF,))
+        rewriting = self._rewriting(None)
+        parts: list[KeyedDropout | Rewritten] = [*self._dropouts, *([self._rewritten] if self._rewritten else [])]
+        for part in parts:
+            part.off = True
+        try:
+            with rewriting:
+                logits = functional_call(self._head, mine, (features_BF,))
+        finally:
+            for part in parts:
+                part.off = False
         assert isinstance(logits, Tensor)
         return logits
 

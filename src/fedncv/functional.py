@@ -42,6 +42,7 @@ class Rewritten(TorchFunctionMode):
         super().__init__()
         self.key: Key | None = None
         self.calls = 0  # draws in this forward pass
+        self.off = False  # whether dropout does nothing
         self.heard = False  # whether any of the functions was called
         primitives = {
             torch.dropout: self._dropout,
@@ -78,16 +79,16 @@ class Rewritten(TorchFunctionMode):
     # ---- dropout -----------------------------------------------------------------------------------------
 
     def _dropout(self, x: Tensor, p: float, train: bool) -> Tensor:
-        return dropout(x, p, self._next_key()) if train and p else x
+        return dropout(x, p, self._next_key()) if train and p and not self.off else x
 
     def _feature_dropout(self, x: Tensor, p: float, train: bool) -> Tensor:
-        return dropout(x, p, self._next_key(), whole_features=True) if train and p else x
+        return dropout(x, p, self._next_key(), whole_features=True) if train and p and not self.off else x
 
     def _alpha_dropout(self, x: Tensor, p: float, train: bool) -> Tensor:
-        return alpha_dropout(x, p, self._next_key()) if train and p else x
+        return alpha_dropout(x, p, self._next_key()) if train and p and not self.off else x
 
     def _feature_alpha_dropout(self, x: Tensor, p: float, train: bool) -> Tensor:
-        return alpha_dropout(x, p, self._next_key(), whole_features=True) if train and p else x
+        return alpha_dropout(x, p, self._next_key(), whole_features=True) if train and p and not self.off else x
 
     # ---- attention and recurrent layers ------------------------------------------------------------------
 
@@ -117,7 +118,7 @@ class Rewritten(TorchFunctionMode):
         directions, share = 2 if both_ways else 1, len(weights) // layers
         ends: list[list[Tensor]] = [[] for _ in states]
         for layer in range(layers):
-            if layer and train and p:
+            if layer and train and p and not self.off:
                 x = _batch_first(x, batch_first or packed, lambda some: dropout(some, p, self._next_key()))
             mine = [s[layer * directions : (layer + 1) * directions] for s in states]
             here = weights[layer * share : (layer + 1) * share]

@@ -7,7 +7,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, NamedTuple
 
-from fedncv.config import RunConfig, from_dict, named, read_toml, short_names
+from fedncv.config import RunConfig, from_dict, named, own_object, read_toml, short_names
 
 CONFIG, METRICS, TIMING, STATE = "config.toml", "metrics.jsonl", "timing.jsonl", "state.safetensors"
 MACHINE = "machine.jsonl"  # a line for every time the run was started or resumed: when, and on which machine
@@ -244,7 +244,13 @@ def by_method(runs: list[Run]) -> dict[str, list[Run]]:
         method = group[0].config.method
         others = differing([run for run in runs if run.config.method == method])
         words = [f"{name} {values[getattr(group[0].config, name)]}" for name, values in others.items()]
-        named_groups[", ".join([methods[method], *words])] = group
+        name = ", ".join([methods[method], *words])
+        if name in named_groups:  # a method may be called "mine, lr 0.1" by its author
+            own = own_object(method)
+            name = f"{name} #{own.fingerprint}" if own else method
+        while name in named_groups:
+            name += "'"
+        named_groups[name] = group
     return named_groups
 
 

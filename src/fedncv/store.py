@@ -350,6 +350,11 @@ def _check_rounds(folder: Path, done: int, planned: int, problem: Problem) -> No
     config = problem.config
     if config.rounds < done:
         raise ValueError(f"{folder} has {done} rounds; rounds must be at least that, not {config.rounds}")
+    if config.rounds == done < planned:
+        raise ValueError(
+            f"{folder} has done {done} of {planned} rounds, and the scores of the last round are still to be measured; "
+            f"rounds must be at least {done + 1}"
+        )
     for t in range(done):
         before, now = (lr_factor(config.schedule, t, rounds) for rounds in (planned, config.rounds))
         if before != now:

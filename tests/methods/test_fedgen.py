@@ -4,12 +4,14 @@ from math import exp
 
 import pytest
 import torch
+from agreement import close
 from federations import answer, everyone, quadratics, tiny, train, vector
 from torch import nn
 from torch.testing import assert_close
 
 from fedncv.engine.local import train as train_client
 from fedncv.engine.problem import arrivals, start
+from fedncv.engine.stacked import StackedEngine
 from fedncv.keys import fold, key_for
 from fedncv.methods import fedgen as module
 from fedncv.methods import find_method
@@ -361,6 +363,35 @@ def test_labels_and_noise_are_drawn_with_keys_of_their_own(monkeypatch):
     train_client(problem, 0, next(arrivals(problem, start(problem), everyone(0).ids)))
     assert len(keys) == 8  # 15 samples, 4 steps
     assert len(set(keys)) == 8
+
+
+class Dropping(nn.Module):
+    """A head that draws, as a layer and as a function."""
+
+    def __init__(self):
+        super().__init__()
+        self.drop, self.last = nn.Dropout(0.5), nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.last(nn.functional.dropout(self.drop(x), 0.5, self.training))
+
+
+class WithDroppingHead(nn.Module):
+    def __init__(self, shape, _outputs):
+        super().__init__()
+        self.body, self.head = nn.Linear(shape[0], 5), Dropping()
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.body(x)))
+
+
+def test_generated_features_pass_a_head_without_its_dropout_in_every_engine():
+    problem = tiny(SMALL, model=WithDroppingHead)
+    x_P, z_BF = problem.model.start_P, torch.ones(4, 5, dtype=torch.float64)
+    weight, bias = x_P[problem.model.layout.head].split([15, 3])
+    assert_close(problem.model.head(x_P, z_BF), z_BF @ weight.view(3, 5).T + bias)
+    ((stacked, _),) = StackedEngine([problem]).run_rounds([start(problem)])
+    close(stacked, train(problem), 1e-10)
 
 
 def test_numbers_to_predict_are_refused():
