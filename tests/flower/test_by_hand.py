@@ -91,6 +91,42 @@ def test_another_optimizer_has_the_sequential_engine_s_bits(by_hand, tools, conf
     assert tools.compare(by_hand(config)[0], tools.sequential(config)) == "equal"
 
 
+OWN_MODULE = """
+import torch
+from torch import nn
+import fedncv
+from fedncv.methods.fedavg import fedavg
+
+
+def patients():
+    x = torch.linspace(-1, 1, 120).reshape(60, 2)
+    return fedncv.Dataset("patients", x, (x[:, 0] > 0).long(), 2, owners=torch.arange(60) % 2)
+
+
+def net(shape, outputs):
+    return nn.Sequential(nn.Linear(shape[0], 4), nn.Tanh(), nn.Linear(4, outputs))
+
+
+def signed(*, scale: float = 0.05):
+    def direction(ask, y_P, batch, down, own, scratch):
+        return scale * ask.grad(y_P, batch).sign(), scratch
+
+    return fedavg()._replace(direction=direction)
+"""
+
+
+def test_own_data_method_and_model_by_name_have_the_sequential_engine_s_bits(
+    by_hand, tools, config, tmp_path, monkeypatch
+):
+    (tmp_path / "of_a_clinic.py").write_text(OWN_MODULE, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    names = {"data": "of_a_clinic:patients", "method": "of_a_clinic:signed:scale=0.2", "model": "of_a_clinic:net"}
+    config = replace(config, **names, partition="natural", clients=2, per_round=2, rounds=2, optimizer="rmsprop")
+    state, _ = by_hand(config)
+    assert state.round == 2
+    assert tools.compare(state, tools.sequential(config)) == "equal"
+
+
 @pytest.mark.parametrize("buffers", ["averaged", "personal"])
 def test_running_statistics_travel_only_where_they_are_shared(buffers, by_hand, tools, config):
     config = replace(config, model="lenet5", buffers=buffers, rounds=2, test_share=0.5)
