@@ -133,6 +133,16 @@ def test_other_metrics_are_defined_for_one_class(name):
     assert value(*find_metrics([name]), outputs, y, of="client 0") is not None
 
 
+def test_a_single_predicted_class_leaves_mcc_undefined():
+    assert value(*find_metrics(["mcc"]), ONE_CLASS[0], np.array([0, 1]), of="client 0") is None
+
+
+def test_a_class_that_is_predicted_and_does_not_occur_does_not_lower_balanced_accuracy():
+    """Class 0: one of two samples right. Class 1: right. The other sample of class 0 is taken for class 2."""
+    outputs, y = np.eye(3)[[0, 2, 1]], np.array([0, 0, 1])
+    assert value(*find_metrics(["balanced_accuracy"]), outputs, y, of="all") == pytest.approx((1 / 2 + 1) / 2)
+
+
 def test_constant_targets_leave_r2_undefined():
     assert value(*find_metrics(["r2"]), np.ones((4, 1)), np.full((4, 1), 2.0), of="client 0") is None
 
@@ -280,7 +290,21 @@ def broken(outputs, targets):
     raise KeyError("column")
 
 
+def in_place(outputs, targets):
+    outputs *= 0
+    return 0.0
+
+
+def in_place_by_torch(outputs, targets):
+    return torch.from_numpy(outputs).mul_(0).sum().item()
+
+
+def other(outputs, targets):
+    return outputs.sum()
+
+
 WRONG = [
+    ([in_place], r"metric in_place changes its arguments, which are read-only.*copy first: outputs = outputs.copy"),
     (["f1_makro"], "unknown metric 'f1_makro'; did you mean 'f1_macro'.*package.module:function"),
     (["f1_macro,auroc"], "separate several metrics with spaces: f1_macro auroc"),
     (["rmse"], "metric rmse is for regression, and this task is a classification; metrics that fit: accuracy, "),
@@ -299,6 +323,25 @@ def test_bad_input_is_refused_in_one_line(metrics, message):
     with pytest.raises(ValueError, match=message) as caught:
         fedncv.simulate(metrics=metrics, data=tiny_dataset(80), **QUICK)
     assert "\n" not in str(caught.value)
+
+
+def test_a_metric_that_works_in_place_changes_no_other():
+    outputs, y = drawn(3)
+    alone, after = (
+        measure(tuple(Metric(f.__name__, f) for f in functions), {0: outputs}, {0: y}, num_clients=1)
+        for functions in ([other], [in_place_by_torch, other])
+    )
+    assert alone == {key: after[key] for key in alone}
+
+
+def test_a_run_is_not_resumed_with_another_metric_of_the_same_name(tmp_path):
+    data, function = tiny_dataset(80), constant(1)
+    fedncv.simulate(metrics=[function], data=data, out=tmp_path / "run", **QUICK)
+    with pytest.raises(
+        ValueError, match=r"was started with another metric: own #\w+, now own #\w+; .*write \"custom:own"
+    ):
+        fedncv.resume(tmp_path / "run", data=data, model=Tiny, metrics=[constant(2)])
+    assert fedncv.resume(tmp_path / "run", data=data, model=Tiny, metrics=[function]).last["before_own"] == 1
 
 
 @pytest.mark.parametrize("name", ["clients", "x_client_mean", "defined"])

@@ -270,12 +270,18 @@ def value(metric: Metric, outputs: Array, targets: Array, *, of: str) -> float |
     """Return the metric, or None if it is not defined for these samples or the outputs are not finite."""
     if not len(outputs) or not np.isfinite(outputs).all():
         return None
+    outputs, targets = _read_only(outputs), _read_only(targets)
     with warnings.catch_warnings():  # one for every client and round, about what the row says anyway
         warnings.simplefilter("ignore")
         try:
             found = metric.function(outputs, targets)
         except Exception as error:
             said = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            if "read-only" in said:
+                raise ValueError(
+                    f"metric {metric.name} changes its arguments, which are read-only, because other metrics use them "
+                    f"({said}); copy first: outputs = outputs.copy()"
+                ) from error
             raise ValueError(
                 f"metric {metric.name} failed for {of} ({said}); return nan where it is not defined"
             ) from error
@@ -288,3 +294,10 @@ def value(metric: Metric, outputs: Array, targets: Array, *, of: str) -> float |
             f"metric {metric.name} returns {type(found).__name__} for {of}; one number is wanted, or nan"
         ) from None
     return number if math.isfinite(number) else None
+
+
+def _read_only(values: Array) -> Array:
+    """Return a copy that numpy does not let anyone change: torch would write into it all the same."""
+    copied = values.copy()
+    copied.setflags(write=False)
+    return copied

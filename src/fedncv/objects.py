@@ -79,7 +79,7 @@ def again(folder: Path, config: RunConfig, given: dict[str, Any]) -> dict[str, A
     Raise ValueError if one differs from the object that the run was started with.
     """
     look_in(config.code_dir)
-    values: dict[str, Any] = {"metrics": metrics_again(config, given.get("metrics"))}
+    values: dict[str, Any] = {"metrics": metrics_again(folder, config, given.get("metrics"))}
     for kind in KINDS:
         text, thing = getattr(config, kind), given.get(kind)
         own = own_object(text)
@@ -95,12 +95,16 @@ def again(folder: Path, config: RunConfig, given: dict[str, Any]) -> dict[str, A
         values[kind] = made(kind, thing)
         found = fingerprint(values[kind]) if own.fingerprint else ""
         if found != own.fingerprint:
-            raise ValueError(
-                f"{folder} was started with another {kind}: {own.short} #{own.fingerprint}, now {_short(kind, thing)} "
-                f"#{found}; pass the object of the original call. If it is the same (a newer Python, a list that "
-                f'grew), write {kind} = "{own._replace(fingerprint=found)}" into its config.toml'
-            )
+            line = f'{kind} = "{own._replace(fingerprint=found)}"'
+            raise ValueError(_another(folder, kind, own, f"{_short(kind, thing)} #{found}", line))
     return values
+
+
+def _another(folder: Path, kind: str, own: Own, now: str, line: str) -> str:
+    return (
+        f"{folder} was started with another {kind}: {own.short} #{own.fingerprint}, now {now}; pass the object of the "
+        f"original call. If it is the same (a newer Python, a list that grew), write {line} into its config.toml"
+    )
 
 
 def named_metrics(given: str | Function | Iterable[str | Function]) -> tuple[tuple[str, ...], dict[str, Function]]:
@@ -116,8 +120,11 @@ def named_metrics(given: str | Function | Iterable[str | Function]) -> tuple[tup
     return tuple(texts), functions
 
 
-def metrics_again(config: RunConfig, given: Iterable[Any] | None) -> dict[str, Function]:
-    """Return text -> function of the config's own metrics: those given, by name, and those that can be imported."""
+def metrics_again(folder: Path, config: RunConfig, given: Iterable[Any] | None) -> dict[str, Function]:
+    """Return text -> function of the config's own metrics: those given, by name, and those that can be imported.
+
+    Raise ValueError if one differs from the function that the run was started with: it would go into one column.
+    """
     known = {_short("metric", each): each for each in given or () if callable(each)}
     functions = {}
     for text in config.metrics:
@@ -128,8 +135,13 @@ def metrics_again(config: RunConfig, given: Iterable[Any] | None) -> dict[str, F
         if found is None and own.is_path:
             with contextlib.suppress(ValueError):
                 found = import_object(own.name, what="metric")
-        if found is not None:
-            functions[text] = found
+        if found is None:
+            continue
+        functions[text] = found
+        mark = fingerprint(found) if own.fingerprint else ""
+        if mark != own.fingerprint:
+            line = f'"{own._replace(fingerprint=mark)}" among the metrics'
+            raise ValueError(_another(folder, "metric", own, f"{own.short} #{mark}", line))
     return functions
 
 
