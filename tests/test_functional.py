@@ -103,6 +103,13 @@ def test_attention_written_out_is_torchs(name):
     assert_close(vmapped(lambda *some: F.scaled_dot_product_attention(*some, **more), Q, K, V), expected)
 
 
+@pytest.mark.parametrize("way", [rewritten, vmapped])
+def test_a_mask_beside_the_causal_one_is_refused_as_by_torch(way):
+    for p in (0.0, 0.5):
+        with pytest.raises(RuntimeError, match="Explicit attn_mask should not be set when is_causal=True"):
+            way(lambda *some, p=p: F.scaled_dot_product_attention(*some, HIDDEN, p, is_causal=True), Q, K, V)
+
+
 def test_grouped_queries():
     more = {"enable_gqa": True}
     expected = F.scaled_dot_product_attention(Q, K[:, :2], V[:, :2], **more)

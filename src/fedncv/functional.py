@@ -158,7 +158,12 @@ def _keep(x: Tensor, p: float, key: Key, whole_features: bool) -> Tensor:
 def attention_weights(
     q: Tensor, k: Tensor, mask: Tensor | None, *, is_causal: bool, scale: float | None, enable_gqa: bool = False
 ) -> Tensor:
-    """Return softmax(q k^T scale + mask). A row in which everything is masked is 0, as in torch."""
+    """Return softmax(q k^T scale + mask). A row in which everything is masked is 0, as in torch.
+
+    Raise RuntimeError, as torch does, if there is a mask beside the causal one.
+    """
+    if is_causal and mask is not None:
+        raise RuntimeError("_scaled_dot_product_attention: Explicit attn_mask should not be set when is_causal=True")
     if enable_gqa:
         k = _repeated(k, q)
     scores = (q * (1 / sqrt(q.shape[-1]) if scale is None else scale)) @ k.transpose(-2, -1)

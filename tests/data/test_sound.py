@@ -5,9 +5,12 @@ import pytest
 import torch
 
 import fedncv
+from fedncv.config import RunConfig
 from fedncv.data import check_samples, from_arrays, sound
 from fedncv.data.dataset import Dataset
+from fedncv.engine.problem import check_targets
 from fedncv.flower import samples
+from fedncv.flower.halves import client_problem
 
 NAN, INF = float("nan"), float("inf")
 
@@ -70,3 +73,21 @@ def test_a_client_of_a_federation_refuses_them(tmp_path):
     samples.write(tmp_path, samples.Samples(data, np.arange(15), np.arange(15, 20)))
     with pytest.raises(ValueError, match=r"samples.safetensors: mine: sample 17, feature 3 is nan"):
         samples.read(tmp_path)
+
+
+@pytest.mark.parametrize("wrong", [-100, -1, 2])
+def test_a_target_outside_the_classes_is_refused_for_classification_by_name(wrong):
+    """cross_entropy ignores -100, but a score and a metric would count it as wrong."""
+    y = torch.tensor([0, 1] * 10)
+    y[[7, 9]] = wrong
+    data = Dataset("mine", torch.zeros(20, 5), y, 2)
+    quick = {"model": "mlp", "partition": "dirichlet", "clients": 2, "per_round": 1, "rounds": 1, "epochs": 1}
+    words = rf"mine: the target of sample 7 is {wrong}, and classes are 0 to 1; number them so"
+    with pytest.raises(ValueError, match=words):
+        fedncv.simulate(data=data, **quick)
+    with pytest.raises(ValueError, match=words.replace("mine", "rows")):
+        check_targets("classification", data._replace(name="rows", y=y[:, None].expand(20, 3)))
+    samples_of = samples.Samples(data, np.arange(10), np.arange(10, 20))
+    with pytest.raises(ValueError, match=words):
+        client_problem(RunConfig(clients=2, per_round=1, model="mlp"), samples_of, 0)
+    check_targets("package.module:task", data)

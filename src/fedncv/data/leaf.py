@@ -57,6 +57,13 @@ def _windows(samples: list[str], _length: int) -> Array:
     return characters("".join(samples)).reshape(len(samples), -1)
 
 
+def _letters(labels: list[Any]) -> Array:
+    for sample, label in enumerate(labels):
+        if not isinstance(label, str) or len(label) != 1:
+            raise ValueError(f"sample {sample}: y is {label!r}, not one character")
+    return characters("".join(labels)).astype(np.int64)
+
+
 def _tweets(samples: list[list[str]], length: int) -> Array:
     ids = np.zeros((len(samples), length), dtype=np.int16)
     for row, fields in zip(ids, samples, strict=True):
@@ -67,7 +74,7 @@ def _tweets(samples: list[list[str]], length: int) -> Array:
 
 READERS: dict[str, _Reader] = {
     "femnist": _Reader(_pictures, _integers, 62),
-    "shakespeare": _Reader(_windows, lambda y: characters("".join(y)).astype(np.int64), len(ALPHABET), tuple(ALPHABET)),
+    "shakespeare": _Reader(_windows, _letters, len(ALPHABET), tuple(ALPHABET)),
     "sent140": _Reader(_tweets, lambda y: np.array([SENTIMENT[str(each)] for each in y]), 2, ("negative", "positive")),
     "numbers": _Reader(lambda x, _: np.array(x, dtype=np.float32), _integers, 0),
 }

@@ -157,6 +157,8 @@ def build(
     device = find_device(config.device)
     dataset = data or load(config.data, config.data_dir or None)
     check_samples(dataset)
+    if task is None:
+        check_targets(config.task, dataset)
     if clients is None:
         parts = divide(dataset, config.partition, num_clients=config.clients, seed=config.seed)
         clients = split(parts, config.test_share, config.seed)
@@ -166,8 +168,6 @@ def build(
     dataset = dataset._replace(x=dataset.x.to(device), y=dataset.y.to(device))
     example = dataset.inputs(torch.arange(min(2, len(dataset.x))), dtype)
     made = Model(model or find_model(config.model), example, dataset.num_classes, config.seed, dtype)
-    if task is None:
-        _check_targets(config.task, dataset)
     task = task or find_task(config.task)
     _try_task(short_name(config.task), task, made, dataset, dtype)
     sizes = clients.sizes.astype(np.float64)
@@ -224,11 +224,20 @@ def _kind(task: Task, dataset: Dataset) -> Kind:
     return "regression" if dataset.y.is_floating_point() else "classification"
 
 
-def _check_targets(task: str, dataset: Dataset) -> None:
+def check_targets(task: str, dataset: Dataset) -> None:
     """Raise ValueError if a built-in task is for other targets; a task of the user's own may compare anything."""
     numbers = dataset.y.is_floating_point()
     if task == "classification" and numbers:
         raise ValueError(f"{dataset.name}: the targets are numbers, not classes; use task regression")
+    if task == "classification":
+        y = dataset.y.to(torch.int64)
+        wrong = ((y < 0) | (y >= dataset.num_classes)).nonzero()
+        if len(wrong):
+            place = tuple(wrong[0].tolist())
+            raise ValueError(
+                f"{dataset.name}: the target of sample {place[0]} is {int(y[place])}, and classes are 0 to "
+                f"{dataset.num_classes - 1}; number them so, or write a task that leaves out those that do not count"
+            )
     if task == "regression" and not numbers and dataset.classes:
         raise ValueError(
             f"{dataset.name}: the targets are classes ({', '.join(dataset.classes[:3])}, ...), not numbers; "

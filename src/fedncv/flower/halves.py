@@ -16,7 +16,7 @@ from fedncv.config import RunConfig, simulation_only
 from fedncv.data import Clients
 from fedncv.engine.check import check as check_names
 from fedncv.engine.local import train
-from fedncv.engine.problem import Arrival, Problem, arrivals, build, messages, start
+from fedncv.engine.problem import Arrival, Problem, arrivals, build, check_targets, messages, start
 from fedncv.flower.samples import Form, Samples, form_of
 from fedncv.tree import row
 
@@ -63,6 +63,7 @@ def client_problem(config: RunConfig, samples: Samples, u: int) -> Problem:
     none = np.array([], dtype=np.int64)
     train_N, test_N = [none] * config.clients, [none] * config.clients
     train_N[u], test_N[u] = samples.train, samples.test
+    check_targets(config.task, samples.dataset)
     blind = replace(config, sampling="uniform")  # other clients' sizes are unknown here, and not needed
     problem = build(blind, data=form_of(samples.dataset).placeholder(2), clients=Clients(train_N, test_N))
     return problem._replace(config=config, dataset=samples.dataset)
