@@ -2,7 +2,9 @@
 
 import contextlib
 import copy
+import random
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -117,6 +119,17 @@ def test_batchnorm_over_single_values_needs_two_samples():
     assert Model(LeNet5, images(), 10, seed=0).smallest_batch == 1
 
 
+class Noisy(nn.Linear):
+    """Draws in a pass from a generator that is not keyed."""
+
+    def __init__(self, draw):
+        super().__init__(4, 2)
+        self.draw = draw
+
+    def forward(self, x):
+        return super().forward(x) * float(self.draw())
+
+
 class Counting(nn.Linear):
     def __init__(self, *_):
         super().__init__(4, 2)
@@ -131,6 +144,9 @@ class Counting(nn.Linear):
     ("factory", "message"),
     [
         (lambda *_: nn.Sequential(nn.Linear(4, 2), nn.RReLU()), "its own random numbers"),
+        (lambda *_: Noisy(random.random), "its own random numbers"),
+        (lambda *_: Noisy(np.random.rand), "its own random numbers"),
+        (lambda *_: Noisy(lambda: torch.rand(())), "its own random numbers"),
         (Counting, "'seen' .*changes in training"),
         (lambda *_: nn.Flatten(), "no parameters"),
         (lambda *_: nn.Linear(5, 2), "rejects an input of shape .4,."),
@@ -265,3 +281,25 @@ def test_a_pass_leaves_the_modules_own_parameters_in_place_even_when_it_fails(sa
         model.forward(model.start_P + 1, model.start_R, torch.ones(samples, 2, dtype=torch.float64), mode="eval")
     assert all(a is b for a, b in zip(model._module.parameters(), own, strict=True))
     assert model._module.first.weight is model._module.head.weight
+
+
+@pytest.mark.parametrize("draw", [random.gauss, np.random.normal])
+def test_the_second_of_a_pair_of_normal_draws_is_noticed_too(draw):
+    """Both generators make two at a time and keep one, so that the next draw leaves their words as they are."""
+    draw(0, 1)
+    with pytest.raises(ValueError, match="its own random numbers"):
+        Model(lambda *_: Noisy(lambda: draw(0, 1)), torch.ones(2, 4), 2, seed=0)
+
+
+def test_weights_drawn_with_python_or_numpy_follow_the_seed_and_leave_the_callers_generators_alone():
+    def factory(*_):
+        layer = nn.Linear(4, 2)
+        with torch.no_grad():
+            layer.bias.copy_(torch.tensor([random.random(), np.random.rand()]))
+        return layer
+
+    before = random.getstate(), np.random.get_state()[1].tolist()
+    a, b, other = (Model(factory, torch.ones(2, 4), 2, seed=seed).start_P for seed in (3, 3, 4))
+    assert torch.equal(a, b)
+    assert not (a == other)[-2:].any()
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == before

@@ -9,12 +9,15 @@ none of the vectors.
 """
 
 import copy
+import pickle
+import random
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -119,9 +122,7 @@ class Model:
     def __init__(
         self, factory: Factory, example: Tensor, num_outputs: int, seed: int, dtype: torch.dtype | None = None
     ) -> None:
-        with torch.random.fork_rng(devices=[]):
-            k0, k1 = key_for(seed, "model").tolist()
-            torch.default_generator.manual_seed(k0 | k1 << 32 & 0x7FFF_FFFF_0000_0000)
+        with _seeded(key_for(seed, "model")):
             module = _make(factory, tuple(example.shape[1:]), num_outputs)
         _replace_dropout(module)
         for part in module.modules():  # BatchNorm needs its batch counter only with momentum=None
@@ -361,10 +362,10 @@ class Model:
             except Exception as error:  # any user error
                 reason = (str(error).strip() or type(error).__name__).splitlines()[0]
                 raise ValueError(f"the model rejects an input of shape {tuple(example.shape[1:])}: {reason}") from None
-            if not all(map(torch.equal, state, _generators(devices))):
+            if state != _generators(devices):
                 raise ValueError(
-                    "the model draws its own random numbers in training (RReLU, torch.rand, ...), so runs would not be "
-                    "repeatable; dropout layers and functions are fine, because they get keyed random numbers"
+                    "the model draws its own random numbers in training (RReLU, torch.rand, random, numpy), so runs "
+                    "would not be repeatable; dropout layers and functions are fine, because they get keyed draws"
                 )
         for name, parameter in module.named_parameters():
             if parameter._version != versions[name]:
@@ -408,9 +409,30 @@ def _places(module: nn.Module, parameters: Iterable[str], buffers: Iterable[str]
     return found
 
 
-def _generators(devices: list[torch.device]) -> list[Tensor]:
-    """Return the states of the random generators that a module could draw from."""
-    return [torch.random.get_rng_state(), *map(torch.cuda.get_rng_state, devices)]
+@contextmanager
+def _seeded(key: Key) -> Iterator[None]:
+    """Seed the global generators of torch on the CPU, of Python and of numpy, and put them back afterwards."""
+    k0, k1 = key.tolist()
+    of_python, of_numpy = random.getstate(), np.random.get_state(legacy=False)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(k0 | k1 << 32 & 0x7FFF_FFFF_0000_0000)
+        random.seed(k0 | k1 << 32)
+        np.random.seed([k0, k1])
+        try:
+            yield
+        finally:
+            random.setstate(of_python)
+            np.random.set_state(of_numpy)
+
+
+def _generators(devices: list[torch.device]) -> list[object]:
+    """Return the states of the global random generators that a module could draw from."""
+    of_torch = [torch.random.get_rng_state(), *map(torch.cuda.get_rng_state, devices)]
+    return [
+        *(state.numpy().tobytes() for state in of_torch),
+        random.getstate(),
+        pickle.dumps(np.random.get_state(legacy=False)),
+    ]
 
 
 def _nothing() -> None:

@@ -1,5 +1,6 @@
 """Layers people use, in every engine: the table of docs/models.md is what happens."""
 
+import random
 import re
 from pathlib import Path
 
@@ -126,6 +127,8 @@ CASES = {
     "a statistic over the batch": lambda: Around(lambda _module, h: h - h.mean(0)),
     "nn.RReLU": lambda: Around(plain, nn.RReLU()),
     "torch.rand": lambda: Around(lambda _module, h: h * torch.rand(())),
+    "random.random": lambda: Around(lambda _module, h: h * random.random()),
+    "numpy.random.rand": lambda: Around(lambda _module, h: h * np.random.rand()),
     "nn.Embedding(max_norm=1)": renormed,
     "nn.BatchNorm1d(momentum=None)": lambda: Around(over_time, nn.BatchNorm1d(8, momentum=None)),
 }
