@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -140,9 +141,31 @@ class Counting(nn.Linear):
         return super().forward(x)
 
 
+class Returning(nn.Linear):
+    """Return what ``wrap`` makes of the outputs, in training or afterwards."""
+
+    def __init__(self, wrap, *, training):
+        super().__init__(4, 2)
+        self.wrap, self.when = wrap, training
+
+    def forward(self, x):
+        outputs = super().forward(x)
+        return self.wrap(outputs) if self.training == self.when else outputs
+
+
 @pytest.mark.parametrize(
     ("factory", "message"),
     [
+        (
+            lambda *_: Returning(lambda x: (x, x), training=True),
+            "returns tuple, not a tensor; return the outputs alone",
+        ),
+        (lambda *_: Returning(lambda x: (x, x), training=False), "returns tuple, not a tensor"),
+        (
+            lambda *_: Returning(lambda x: SimpleNamespace(logits=x), training=True),
+            "returns SimpleNamespace, not a tensor; wrap it with fedncv.models.Logits",
+        ),
+        (nn.Linear(4, 2), r"is a module \(Linear\); give a function.*: lambda shape, outputs: Linear\(...\)"),
         (lambda *_: nn.Sequential(nn.Linear(4, 2), nn.RReLU()), "its own random numbers"),
         (lambda *_: Noisy(random.random), "its own random numbers"),
         (lambda *_: Noisy(np.random.rand), "its own random numbers"),

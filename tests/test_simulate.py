@@ -173,6 +173,36 @@ def test_a_mean_over_samples_is_noticed_whatever_the_number_of_classes(num_class
         fedncv.simulate(data=data, model=Tiny, task=task, partition="iid", **QUICK)
 
 
+class PerStep(nn.Module):
+    """Outputs (samples, classes, steps)."""
+
+    def __init__(self, outputs):
+        super().__init__()
+        self.head = nn.Conv1d(1, outputs, 1)
+
+    def forward(self, x):
+        return self.head(x[:, None])
+
+
+@pytest.mark.parametrize("outputs", [2, 3, 5])
+def test_a_classifier_has_an_output_for_each_class(outputs):
+    """More outputs than classes would train without an error; with further axes the classes are the second."""
+    data = tiny_dataset(100)
+    each_step = data._replace(y=data.y[:, None].expand(-1, 4).contiguous(), groups=data.y)
+    given = {"model": lambda shape, _n: nn.Linear(shape[0], outputs), "partition": "iid", **QUICK | {"rounds": 0}}
+    steps = given | {"data": each_step, "model": lambda _shape, _n: PerStep(outputs)}
+    if outputs == 3:
+        assert "before" in fedncv.simulate(data=data, **given).last
+        assert "before" in fedncv.simulate(**steps).last
+        return
+    with pytest.raises(ValueError, match=rf"returns shape \(3, {outputs}\) for 3 samples, but tiny has 3 classes"):
+        fedncv.simulate(data=data, **given)
+    with pytest.raises(ValueError, match=rf"returns shape \(3, {outputs}, 4\)"):
+        fedncv.simulate(**steps)
+    regression = {"data": data._replace(y=torch.ones(100, outputs)), "task": "regression"}
+    assert "before" in fedncv.simulate(**given | regression).last
+
+
 def test_the_core_needs_torch_numpy_and_scipy_alone():
     """A run in memory on arrays of one's own imports none of the other dependencies."""
     code = """

@@ -165,6 +165,7 @@ class Model:
         self.start_R = _flatten(list(moving.values()), like=named[0][1])
         self.smallest_batch = self._find_smallest_batch(example)
         logits = self.forward(self.start_P, self.start_R, example, mode="eval")[0].logits_BC
+        _check_tensor(logits)  # a module may return another thing than in training
         if logits.shape[:1] != example.shape[:1]:
             raise ValueError(f"the model maps {tuple(example.shape)} to {tuple(logits.shape)}; it needs one row each")
 
@@ -358,10 +359,11 @@ class Model:
         with torch.random.fork_rng(devices=devices), torch.no_grad(), self._rewriting(key):
             state = _generators(devices)
             try:
-                module.train()(example)
+                found = module.train()(example)
             except Exception as error:  # any user error
                 reason = (str(error).strip() or type(error).__name__).splitlines()[0]
                 raise ValueError(f"the model rejects an input of shape {tuple(example.shape[1:])}: {reason}") from None
+            _check_tensor(found)
             if state != _generators(devices):
                 raise ValueError(
                     "the model draws its own random numbers in training (RReLU, torch.rand, random, numpy), so runs "
@@ -466,7 +468,18 @@ def _replace_dropout(module: nn.Module) -> None:
         setattr(module.get_submodule(parent), child, keyed.setdefault(id(part), KeyedDropout(part.p, len(keyed))))
 
 
+def _check_tensor(found: object) -> None:
+    if not isinstance(found, Tensor):
+        remedy = "wrap it with fedncv.models.Logits" if hasattr(found, "logits") else "return the outputs alone"
+        raise ValueError(f"the model returns {type(found).__name__}, not a tensor; {remedy}")
+
+
 def _make(factory: Factory, shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+    if isinstance(factory, nn.Module):
+        raise ValueError(
+            f"the model is a module ({type(factory).__name__}); give a function that builds one, so that every run "
+            f"starts from its own seed: lambda shape, outputs: {type(factory).__name__}(...)"
+        )
     try:
         module = factory(shape, num_outputs)
     except ValueError:

@@ -69,7 +69,7 @@ def make_own(text: Own, kind: type, *, what: str) -> Any:
         except Exception as error:
             if isinstance(error, ValueError) and "\n" not in str(error):
                 raise ValueError(f"{what} {text.name!r}: {error}") from error
-            raise ValueError(f"{what} {text.name!r} failed: {_where(error)}") from error
+            raise ValueError(f"{what} {text.name!r} failed: {place_of(error)}") from error
     if not isinstance(result, kind):
         raise ValueError(f"{what} {text.name!r} {verb} {type(result).__name__}, not a fedncv.{kind.__name__}")
     return result
@@ -104,7 +104,7 @@ def import_object(name: str, *, what: str):  # type: ignore[no-untyped-def]  # w
             loaded = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):  # not ours: one that it imports
-            raise ValueError(f"{where} cannot be imported: {_where(error)}") from error
+            raise ValueError(f"{where} cannot be imported: {place_of(error)}") from error
         raise ValueError(
             f"{where}: there is no module {error.name!r} in {' or '.join(dict.fromkeys([*_made_in, os.getcwd()]))}, "
             "and none is installed; name it as package.module:function"
@@ -112,7 +112,7 @@ def import_object(name: str, *, what: str):  # type: ignore[no-untyped-def]  # w
     except (Exception, SystemExit) as error:
         if isinstance(error, ValueError) and str(error).startswith(where):
             raise
-        raise ValueError(f"{where} cannot be imported: {_where(error)}") from error
+        raise ValueError(f"{where} cannot be imported: {place_of(error)}") from error
     if not hasattr(loaded, attribute):
         public = [each for each, value in vars(loaded).items() if not each.startswith("_") and _is_of(value, loaded)]
         close = difflib.get_close_matches(attribute, public, n=1)
@@ -162,12 +162,26 @@ def _folder_of(module: ModuleType | None) -> str:
     return str(path.parent.parent if path.name == "__init__.py" else path.parent)
 
 
-def _where(error: BaseException) -> str:
+def place_of(error: BaseException) -> str:
     """Return the error in one line, with the file and line of the user's code in which it happened."""
     said = " ".join(str(error).split())
     if isinstance(error, SyntaxError) and error.filename:
         return f"{type(error).__name__}: {error.msg} ({error.filename}, line {error.lineno})"
-    frames = traceback.extract_tb(error.__traceback__)
-    theirs = [frame for frame in frames if frame.filename != __file__ and "importlib" not in frame.filename]
+    frames = [frame for frame in _frames(error) if not _is_of_fedncv(frame.filename)]
+    theirs = [frame for frame in frames if not _is_installed(frame.filename)] or frames
     place = f" ({theirs[-1].filename}, line {theirs[-1].lineno})" if theirs else ""
     return f"{type(error).__name__}: {said}{place}" if said else f"{type(error).__name__}{place}"
+
+
+def is_ours(error: BaseException) -> bool:
+    """Return whether fedncv raised the error, and not the user's code or a library."""
+    frames = _frames(error)
+    return bool(frames) and _is_of_fedncv(frames[-1].filename)
+
+
+def _frames(error: BaseException) -> list[traceback.FrameSummary]:
+    return [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
+
+
+def _is_of_fedncv(filename: str) -> bool:
+    return filename.startswith(os.path.dirname(os.path.abspath(__file__)) + os.sep)

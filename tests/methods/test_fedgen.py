@@ -360,6 +360,7 @@ def test_labels_and_noise_are_drawn_with_keys_of_their_own(monkeypatch):
     for name in ("draw_labels", "draw_noise"):
         monkeypatch.setattr(module, name, recording(getattr(module, name)))
     problem = tiny("fedgen:generated=2,hidden=4", epochs=1)
+    keys.clear()  # the method was tried
     train_client(problem, 0, next(arrivals(problem, start(problem), everyone(0).ids)))
     assert len(keys) == 8  # 15 samples, 4 steps
     assert len(set(keys)) == 8

@@ -1,5 +1,6 @@
 """Problem: the constant part of a run. State: the changing part. Arrival: what a client starts a round with."""
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -14,9 +15,10 @@ from fedncv.engine.check import check, check_sgd
 from fedncv.engine.keeping import room
 from fedncv.flat import Factory, Model
 from fedncv.keys import key_for
-from fedncv.methods import find_method
-from fedncv.methods.base import Ask, BufferRule, Client, Federation, Method, for_all
+from fedncv.methods import find_method, is_own
+from fedncv.methods.base import Ask, Batch, BufferRule, Client, Federation, Method, Work, for_all
 from fedncv.methods.base import check as check_method
+from fedncv.methods.trial import Given, try_method
 from fedncv.metrics import Function, Kind, Metric, check_fit, find_metrics
 from fedncv.models import find_model
 from fedncv.optimizers import Optimizer, find_optimizer, try_optimizer
@@ -212,6 +214,8 @@ def build(
         stream,
         measured,
     )
+    if given["method"] is not None or is_own(config.method):
+        _try_method(problem)
     if made.layout.body.stop == made.layout.num_parameters:  # nothing to train in the head: can the method start?
         keeps(problem.at(0), start(problem), 0)
     return problem
@@ -253,6 +257,8 @@ def _try_task(name: str, task: Task, model: Model, dataset: Dataset, dtype: torc
     index = torch.arange(3) % len(dataset.x)
     with torch.no_grad():
         output, _ = model.forward(model.start_P, model.start_R, dataset.inputs(index, dtype), mode="eval")
+        if task == TASKS["classification"]:
+            _check_outputs(output.logits_BC, dataset)
         for what, function in (("loss", task.loss), ("score", task.score)):
             for size in (2, 3):
                 outputs, targets = output.logits_BC[:size], dataset.y[index[:size]]
@@ -267,6 +273,17 @@ def _try_task(name: str, task: Task, model: Model, dataset: Dataset, dtype: torc
                 _check_per_sample(f"task {name!r}: {what}", found, size)
 
 
+def _check_outputs(outputs: Tensor, dataset: Dataset) -> None:
+    """Raise ValueError unless there is an output for each class; further axes, such as time, come after it."""
+    wanted = dataset.num_classes
+    if outputs.shape[1:2] != (wanted,):
+        raise ValueError(
+            f"the model returns shape {tuple(outputs.shape)} for {len(outputs)} samples, but {dataset.name} has "
+            f"{wanted} classes; return ({len(outputs)}, {wanted}): the model's function gets {wanted} as its second "
+            "argument"
+        )
+
+
 def _check_per_sample(what: str, found: object, size: int) -> None:
     if isinstance(found, Tensor) and found.shape == (size,):
         return
@@ -275,6 +292,20 @@ def _check_per_sample(what: str, found: object, size: int) -> None:
         f"{what} of {size} samples returns {returned}; one number per sample is wanted, shape ({size},): "
         "use reduction='none', and the mean over all axes but the first"
     )
+
+
+def _try_method(problem: Problem) -> None:
+    """Raise ValueError if a client function of the user's method fails or returns the wrong thing, on two samples."""
+    config, dataset, dtype = problem.config, problem.dataset, problem.dtype
+    rows = np.arange(2) % len(dataset.x)
+    small = problem._replace(clients=Clients([rows], [rows[:0]]))
+    index = torch.from_numpy(rows)
+    x = dataset.inputs(index, dtype)
+    batch = Batch(x, dataset.y[index.to(dataset.y.device)], x.new_ones(len(x), dtype=dtype), 0)
+    total_step = problem.optimizer.total_step
+    work = Work(1, len(x), config.lr, math.nan if total_step is None else total_step(1, config.lr))
+    given = Given(problem.model, problem.task, problem.federation, small.client(0), batch, config.epochs, work)
+    try_method(short_name(config.method), problem.method, given)
 
 
 def _inclusion(

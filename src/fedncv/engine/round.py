@@ -93,10 +93,7 @@ def finite_rows(tree: Any) -> Tensor:
 def collect(problem: Problem, replies: list[Reply]) -> tuple[Replies, Tensor]:
     """Return the replies and their running statistics in the order of client ids, whatever order they came in."""
     replies = sorted(replies, key=lambda reply: reply.client)
-    sent = [path.rpartition(".")[2] for path, _ in leaves(replies[0].trained.up)]
-    if sorted(sent) != sorted(problem.method.reveals):
-        declared = ", ".join(problem.method.reveals) or "nothing"
-        raise ValueError(f"clients send {', '.join(sent) or 'nothing'}, but the method's reveals declares {declared}")
+    base.check_reveals(problem.method, replies[0].trained.up)
     ids_S = torch.tensor([reply.client for reply in replies])
     device = problem.model.start_P.device
     collected = Replies(

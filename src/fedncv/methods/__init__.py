@@ -38,6 +38,11 @@ def find_method(text: str) -> Method:
         raise ValueError(f"{text!r}: {error}") from None
 
 
+def is_own(text: str) -> bool:
+    """Return whether the text names a method of the user's own, with or without switches."""
+    return _parts(text)[0].own is not None
+
+
 def in_full(text: str) -> str:
     """Return the method's text with every knob written out, so that it does not depend on later defaults.
 
@@ -110,4 +115,4 @@ def _remedy(text: str, base: str, switch: str) -> str:
     return f"leave +{switch} out, or set it as in {base}:{','.join(words)}"
 
 
-__all__ = ["METHODS", "SWITCHES", "Entry", "chain", "find_method", "in_full"]
+__all__ = ["METHODS", "SWITCHES", "Entry", "chain", "find_method", "in_full", "is_own"]

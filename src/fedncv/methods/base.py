@@ -187,6 +187,14 @@ def check(method: Method) -> None:
             raise ValueError(f"the weight of {field!r} must be 'samples' or 'one', not {weight!r}")
 
 
+def check_reveals(method: Method, up: Any) -> None:
+    """Raise ValueError if a reply has other fields than the method declares."""
+    sent = [path.rpartition(".")[2] or "a tensor without a name" for path, _ in leaves(up)]
+    if sorted(sent) != sorted(method.reveals):
+        declared = ", ".join(method.reveals) or "nothing"
+        raise ValueError(f"clients send {', '.join(sent) or 'nothing'}, but the method's reveals declares {declared}")
+
+
 def combined(method: Method, server: Any, replies: Replies) -> Any:
     """Return the last argument of the method's ``step``."""
     return sums_of(replies, method.weights) if method.combine is None else method.combine(server, replies)
