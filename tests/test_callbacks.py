@@ -64,6 +64,21 @@ def test_other_functions_get_the_row_alone():
     assert (rows[5][1], len(rows[10])) == (10, 1)
 
 
+@pytest.mark.parametrize(
+    ("on_round", "words"),
+    [
+        (3, r"on_round must be a function of \(row\) or \(row, run\), or an object .*; it is 3"),
+        (lambda: 1, r"it takes \(\)"),
+        (lambda a, b, c: 1, r"it takes \(a, b, c\)"),
+        (type("Watcher", (), {"on_round": lambda self, row: None})(), r"it takes \(row\)"),
+    ],
+)
+def test_a_callback_that_cannot_be_called_is_refused_before_training(on_round, words, tmp_path):
+    with pytest.raises(ValueError, match=words):
+        fedncv.simulate(on_round=on_round, out=tmp_path / "run", **QUICK)
+    assert not (tmp_path / "run").exists()
+
+
 def test_several_seeds_follow_the_same_scheme():
     pairs, triples, it = [], [], Object()
     many = {"seeds": [3, 4], **QUICK, "rounds": 1}
@@ -73,6 +88,11 @@ def test_several_seeds_follow_the_same_scheme():
     assert pairs == [(3, 0), (4, 0), (3, 1), (4, 1)]
     assert triples == [(seed, t, seed) for seed, t in pairs]
     assert [each[:2] for each in it.seen] == pairs
+
+
+def test_several_seeds_need_the_seed():
+    with pytest.raises(ValueError, match=r"a function of \(seed, row\) or \(seed, row, run\).*it takes \(row\)"):
+        fedncv.simulate_many(seeds=[0], on_round=lambda row: None, **QUICK)
 
 
 def test_the_model_after_a_round_can_be_read():

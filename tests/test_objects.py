@@ -250,11 +250,17 @@ def test_a_name_is_given_to_a_method(tmp_path):
         ({"data": torch.zeros(3)}, "data must be a name, a fedncv.Dataset, or a function"),
         ({"model": nn.Linear(2, 2)._parameters}, "model must be a name, or a function that maps"),
         ({"task": lambda: None}, r"task must be .* not a function that returned None \(NoneType\)"),
+        ({"optimizer": torch.optim.Adam}, r'not Adam, which needs arguments \(params\); write optimizer="adam"'),
+        ({"optimizer": torch.optim.SGD(nn.Linear(1, 1).parameters())}, 'not SGD; write optimizer="sgd"'),
+        ({"task": nn.functional.cross_entropy}, r"cross_entropy, which needs .*; write fedncv.Task\(loss="),
+        ({"method": lambda k: 3}, r"not <lambda>, which needs arguments \(k\)"),
+        ({"data": (torch.zeros(3), torch.zeros(3))}, r"not tuple; make one with fedncv.data.from_arrays\(x, y\)"),
     ],
 )
 def test_an_object_of_the_wrong_type_is_refused(given, words):
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=words) as caught:
         fedncv.simulate(**given, **QUICK)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_text_of_the_config_and_an_object_are_told_apart():

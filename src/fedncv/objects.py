@@ -6,6 +6,7 @@ can be imported, so that every command finds it again. The fingerprint tells dif
 
 import contextlib
 import functools
+import inspect
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,7 +18,7 @@ from fedncv.fingerprint import fingerprint
 from fedncv.imports import import_object, look_in
 from fedncv.methods.base import Method
 from fedncv.metrics import Function
-from fedncv.optimizers import Optimizer
+from fedncv.optimizers import OPTIMIZERS, SGD, Optimizer
 from fedncv.tasks import Task
 
 KINDS = {"method": Method, "data": Dataset, "model": None, "task": Task, "optimizer": Optimizer}
@@ -63,14 +64,41 @@ def made(kind: str, thing: Any) -> Any:
                 f"{kind} must be a name, or a function that maps (input shape, outputs) to a module, not {_said(thing)}"
             )
         return thing
-    value = thing() if callable(thing) else thing
-    if not isinstance(value, wanted):
-        found = f"a function that returned {_said(value)}" if callable(thing) else _said(thing)
-        raise ValueError(
-            f"{kind} must be a name, a fedncv.{wanted.__name__}, or a function without arguments that returns one, "
-            f"not {found}"
-        )
-    return value
+    if isinstance(thing, wanted):
+        return thing
+    needed = required(thing) if callable(thing) else []
+    value = thing() if callable(thing) and not needed else thing
+    if isinstance(value, wanted):
+        return value
+    found = f"a function that returned {_said(value)}" if callable(thing) else _said(thing)
+    if needed:
+        found = f"{getattr(thing, '__name__', _said(thing))}, which needs arguments ({', '.join(needed)})"
+    raise ValueError(
+        f"{kind} must be a name, a fedncv.{wanted.__name__}, or a function without arguments that returns one, "
+        f"not {found}{_instead(kind, thing)}"
+    )
+
+
+def _instead(kind: str, thing: Any) -> str:
+    """Return what to write instead of a thing that people know from elsewhere; empty if there is no such thing."""
+    if kind == "data" and not callable(thing):
+        return "; make one with fedncv.data.from_arrays(x, y)"
+    if kind == "task" and callable(thing):
+        return "; write fedncv.Task(loss=..., score=..., score_name=...)"
+    if kind == "optimizer":
+        name = (thing if isinstance(thing, type) else type(thing)).__name__.lower()
+        return f'; write optimizer="{name}"' if name in (SGD, *OPTIMIZERS) else ""
+    return ""
+
+
+def required(function: Any) -> list[str]:
+    """Return the arguments without a default; none if Python cannot tell, as for some built-in functions."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [p.name for p in parameters if p.kind not in kinds and p.default is p.empty]
 
 
 def again(folder: Path, config: RunConfig, given: dict[str, Any]) -> dict[str, Any]:
@@ -176,4 +204,6 @@ def _maker(part: Any) -> str:
 
 
 def _said(thing: Any) -> str:
-    return f"{thing!r:.60} ({type(thing).__name__})" if not callable(thing) else f"{type(thing).__name__}"
+    if callable(thing) or not isinstance(thing, int | float | str | type(None)):  # others may print a whole array
+        return f"{type(thing).__name__}"
+    return f"{thing!r:.60} ({type(thing).__name__})"

@@ -145,6 +145,7 @@ def simulate(
     >>> sorted(result.last)[:4]
     ['after', 'after_client_mean', 'after_clients', 'after_worst_decile']
     """
+    _check_callback(on_round, "row")
     given = {"method": method, "data": data, "model": model, "task": task, "optimizer": optimizer}
     texts, objects = named(given, name=name)
     if metrics:
@@ -183,6 +184,7 @@ def simulate_many(
     >>> [result.problem.config.seed for result in results]
     [0, 1]
     """
+    _check_callback(on_round, "seed", "row")
     given = {"method": method, "data": data, "model": model, "task": task, "optimizer": optimizer}
     texts, objects = named(given, name=name)
     if metrics:
@@ -230,6 +232,7 @@ def resume(
     Pass the same custom objects as in the original call; those that can be imported are found without. Raise
     ValueError if an object is another one, if the folder is not a run, or if the run cannot be resumed.
     """
+    _check_callback(on_round, "row")
     objects: dict[str, Any] = {"method": method, "data": data, "model": model, "task": task, "optimizer": optimizer}
     objects["metrics"] = metrics
     if rounds is not None:
@@ -300,6 +303,26 @@ def _calling(on_round: Any, first: Callable[[LiveRun, Row], tuple[Any, ...]]) ->
 
     num_required = _num_required(on_round)
     return call
+
+
+def _check_callback(on_round: Any, *arguments: str) -> None:
+    """Raise ValueError unless ``on_round`` can be called with these arguments, or with the run after them."""
+    if on_round is None:
+        return
+    is_object = hasattr(on_round, "on_round")
+    function = on_round.on_round if is_object else on_round
+    called = ["row", "run"] if is_object else [*arguments, *["run"] * (_num_required(function) > len(arguments))]
+    try:
+        inspect.signature(function).bind(*called)
+    except TypeError:
+        takes = f"it takes {inspect.signature(function)}" if callable(function) else f"it is {function!r:.60}"
+        names = ", ".join(arguments)
+        raise ValueError(
+            f"on_round must be a function of ({names}) or ({names}, run), or an object with a method "
+            f"on_round(row, run); {takes}"
+        ) from None
+    except ValueError:  # Python cannot tell, as for some built-in functions
+        return
 
 
 def _num_required(function: Any) -> int:

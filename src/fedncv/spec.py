@@ -78,10 +78,12 @@ def values_of(function: Callable[..., Any], name: str, rest: str, *, what: str) 
     types = knobs(function)
     values: dict[str, Any] = {}
     parts: dict[str, dict[str, str]] = {}  # part -> its words, "" for the part itself
+    key = ""
     for word in filter(None, split(rest)):
+        before = key
         key, equals, value = word.partition("=")
         if not equals:
-            quotes = f'; put a value with a comma in quotes: {next(iter(values))}="..."' if values else ""
+            quotes = f'; put a value with a comma in quotes: {before}="..."' if before else ""
             raise ValueError(f"{what} {text!r}: {word!r} should be key=value, as in {name}:key=value,key=value{quotes}")
         value = _unquoted(value, f"{what} {text!r}: {key}")
         knob, dot, inner = key.partition(".")

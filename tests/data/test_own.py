@@ -5,9 +5,11 @@ import pytest
 import torch
 from PIL import Image
 
-from fedncv.data import divide, from_arrays, from_table, from_torch, split
+import fedncv
+from fedncv.data import arrivals, divide, from_arrays, from_table, from_torch, split
 
 PICTURES = np.random.default_rng(0).integers(0, 256, (6, 3, 4, 5), dtype=np.uint8)
+SMALL = {"clients": 4, "per_round": 4, "rounds": 1, "epochs": 5}
 LABELS = [0, 2, 1, 2, 0, 1]
 
 
@@ -35,8 +37,13 @@ def test_tensors_are_not_copied_and_floats_are_left_alone():
     [
         (PICTURES, [0, 1], "6 inputs and 2 labels"),
         (PICTURES[:0], [], "labels are"),
-        (PICTURES, [0.5] * 6, "give one integer per sample"),
+        (PICTURES, [0.5j] * 6, "give one integer or text per sample, or floats"),
         (PICTURES, [[0]] * 6, r"of shape \(6, 1\)"),
+        (PICTURES, [[[0.5]]] * 6, r"labels are torch.float64 of shape \(6, 1, 1\)"),
+        (PICTURES, [[0.5]] * 3, "6 inputs and 3 labels"),
+        (PICTURES, ["a", 1.5, None, "b", "a", "a"], "the label of sample 1 is 1.5, but others are texts"),
+        (PICTURES, [None] * 6, "labels are object, such as None; give numbers"),
+        ([["a"]] * 6, LABELS, "inputs are <U1, such as .*'a'.*; give numbers"),
         (PICTURES, [-1, 0, 0, 0, 0, 0], "label -1 is out of range"),
         (PICTURES.transpose(0, 2, 3, 1), LABELS, "move the channels"),
         (PICTURES[:, 0, 0], LABELS, "give .n, channels, height, width."),
@@ -52,6 +59,40 @@ def test_labels_beyond_the_classes_and_owners_of_another_length_are_refused():
         from_arrays(PICTURES, LABELS, num_classes=2)
     with pytest.raises(ValueError, match=r"owners have shape \(2,\)"):
         from_arrays(PICTURES, LABELS, owners=[1, 2])
+
+
+def test_floats_are_the_targets_of_a_regression():
+    one, two = from_arrays(PICTURES, np.arange(6) / 2), from_arrays(PICTURES, torch.ones(6, 2))
+    assert (one.y.tolist(), one.num_classes) == ([0, 0.5, 1, 1.5, 2, 2.5], 1)
+    assert (two.y.shape, two.num_classes) == ((6, 2), 2)
+    with pytest.raises(ValueError, match="numbers of a regression, but num_classes is 3"):
+        from_arrays(PICTURES, np.arange(6) / 2, num_classes=3)
+    with pytest.raises(ValueError, match="not one class number per sample; use the partition iid"):
+        divide(one, "dirichlet:min_samples=1", num_clients=2, seed=0)
+    with pytest.raises(ValueError, match="order is by_class, but the targets are float64"):
+        arrivals([np.arange(6)], one.y.numpy(), 0, order="by_class")
+    with pytest.raises(ValueError, match="the targets are numbers, not classes; use task regression, or give integers"):
+        fedncv.simulate(data=one, model="mlp", partition="iid", **SMALL)
+
+
+@pytest.mark.parametrize("width", [None, 1, 2])
+def test_a_regression_from_arrays_is_trained(width):
+    """y = 1 for all inputs: the bias alone learns it."""
+    x, y = np.zeros((40, 3)), np.ones(40) if width is None else np.ones((40, width))
+    data = from_arrays(x, y, owners=np.arange(40) % 4)
+    result = fedncv.simulate(
+        data=data, model=lambda shape, outputs: torch.nn.Linear(shape[0], outputs), task="regression",
+        partition="natural", metrics=["rmse"], lr=0.1, **SMALL | {"rounds": 6},
+    )  # fmt: skip
+    assert result.last["before_rmse"] < 0.2 < result.rows[0]["before_rmse"]
+
+
+@pytest.mark.parametrize("kind", [list, np.array, lambda y: np.array(y, dtype=object)])
+def test_texts_are_classes_in_sorted_order(kind):
+    data = from_arrays(PICTURES, kind(["ill", "well", "ill", "dead", "well", "ill"]))
+    assert (data.y.tolist(), data.classes, data.num_classes) == ([1, 2, 1, 0, 2, 1], ("dead", "ill", "well"), 3)
+    with pytest.raises(ValueError, match="labels have 3 different texts, but num_classes is 2"):
+        from_arrays(PICTURES, data.classes * 2, num_classes=2)
 
 
 def test_owners_may_be_names_or_numbers():
@@ -80,6 +121,14 @@ def test_a_torch_dataset_is_read_once():
     assert pillow.y.tolist() == LABELS
     subset = from_torch(torch.utils.data.TensorDataset(torch.zeros(3, 2), torch.tensor([0, 1, 1])))
     assert subset.y.tolist() == [0, 1, 1]
+
+
+def test_targets_of_a_torch_dataset_are_not_rounded():
+    items = [(torch.zeros(2), y) for y in (0.5, 1.25)]
+    assert from_torch(Samples(items)).y.tolist() == [0.5, 1.25]
+    assert from_torch(torch.utils.data.TensorDataset(torch.zeros(2, 2), torch.rand(2, 3))).num_classes == 3
+    assert from_torch(torch.utils.data.TensorDataset(torch.zeros(2, 2), torch.tensor([[1], [0]]))).y.tolist() == [1, 0]
+    assert from_torch(Samples([(torch.zeros(2), "b"), (torch.zeros(2), "a")])).classes == ("a", "b")
 
 
 def test_samples_of_different_shapes_are_named():

@@ -108,7 +108,7 @@ def test_every_python_row_of_the_docs_runs(here, written):
     else:
         table = None
     x, y = torch.zeros(20, 3), torch.tensor([0, 1] * 10)
-    names = {"x": x, "y": y, "owners": y, "torch_dataset": list(zip(x, y, strict=True)), "table": table}
+    names = {"x": x, "y": y, "y_float": y.double(), "owners": y, "torch_dataset": list(zip(x, y, strict=True)), "table": table}
     names["settings"] = {"model": "mlp", "partition": "iid", "clients": 2, "per_round": 1, "rounds": 1, "epochs": 1}
     assert eval(written, {"fedncv": fedncv}, names).last["round"] == 1
 
@@ -128,7 +128,11 @@ def test_a_note_says_that_owners_are_not_used(here, capsys):
             "classification",
             "the targets are numbers, not classes; use task regression",
         ),
-        ("table:path=patients.csv,y=outcome,x=age", "regression", r"classes \(ill, well, ...\), not numbers"),
+        (
+            "table:path=patients.csv,y=outcome,x=age",
+            "regression",
+            r"classes \(ill, well\), not numbers; use task classification$",
+        ),
     ],
 )
 def test_a_task_for_other_targets_is_refused(here, data, task, words):

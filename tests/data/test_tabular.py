@@ -118,6 +118,18 @@ def test_a_missing_value_is_no_class_no_owner_and_no_feature(tmp_path, value, kn
         read_table(path, **knobs)
 
 
+def test_the_column_that_a_message_says_to_drop_can_be_dropped_so(tmp_path):
+    """Also if its name has a comma and quotes."""
+    path = write(tmp_path, 'x,y,"alcohol, in % ""vol"""\n1,a,low\n2,b,high\n')
+    text = f"table:path={path},y=y"
+    with pytest.raises(ValueError, match="holds text") as caught:
+        load(text)
+    hint = str(caught.value).partition("leave it out with ")[2]
+    assert load(f"{text},{hint}").features == ("x",)
+    with pytest.raises(ValueError, match=r'put a value with a comma in quotes: drop="..."'):
+        load(f"{text},drop=alcohol, in % vol")
+
+
 def test_another_encoding_and_a_missing_file_are_refused(tmp_path):
     with pytest.raises(ValueError, match="is not text in UTF-8"):
         read_table(write(tmp_path, "größe,y\n1,a\n2,b\n", encoding="latin-1"), y="y")

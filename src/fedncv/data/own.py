@@ -34,25 +34,23 @@ def from_arrays(
     num_classes: int | None = None,
     owners: ArrayLike | Tensor | None = None,
 ) -> Dataset:
-    """Make a dataset of inputs (n, ...), integer labels (n,) and the samples' ``owners`` (n,), numbers or names.
+    """Make a dataset of inputs (n, ...), targets and the samples' ``owners`` (n,), numbers or names.
+
+    Targets are classes, integers or texts (n,), or the numbers of a regression, floats (n,) or (n, k). Texts are
+    numbered in sorted order, and ``num_classes`` of integers defaults to the largest label plus one.
 
     Bytes are pictures: they get a channel if they have none, and are scaled and normalised when used.
-    Other inputs are not changed. ``num_classes`` defaults to the largest label plus one. Raise ValueError if an input
-    is NaN or infinite.
+    Other inputs are not changed. Raise ValueError if an input is NaN or infinite.
 
     >>> from_arrays(np.zeros((4, 28, 28), np.uint8), [0, 1, 1, 2]).input_shape
     (1, 28, 28)
+    >>> from_arrays(np.zeros((2, 3)), ["well", "ill"]).classes
+    ('ill', 'well')
     """
-    inputs, labels = _tensor(x), _tensor(y)
-    if labels.dim() != 1 or labels.is_floating_point() or labels.is_complex():
-        raise ValueError(f"labels are {labels.dtype} of shape {tuple(labels.shape)}; give one integer per sample")
-    if len(inputs) != len(labels) or not len(labels):
-        raise ValueError(f"{len(inputs)} inputs and {len(labels)} labels; give the same number of both, at least one")
-    labels = labels.to(torch.int64)
-    num_classes = int(labels.max()) + 1 if num_classes is None else num_classes
-    if labels.min() < 0 or labels.max() >= num_classes:
-        wrong = int(labels.min() if labels.min() < 0 else labels.max())
-        raise ValueError(f"label {wrong} is out of range 0..{num_classes - 1}; give num_classes or renumber")
+    inputs = _tensor(x, "inputs")
+    targets, outputs, classes = _targets(y, num_classes)
+    if len(inputs) != len(targets) or not len(targets):
+        raise ValueError(f"{len(inputs)} inputs and {len(targets)} labels; give the same number of both, at least one")
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     if inputs.dtype == torch.uint8:
@@ -64,9 +62,54 @@ def from_arrays(
         if inputs.shape[-1] in (1, 3) and inputs.shape[1] not in (1, 3):
             raise ValueError(f"pictures have shape {tuple(inputs.shape)}; move the channels: x.transpose(0, 3, 1, 2)")
         mean, std = moments(inputs.numpy())
-    dataset = Dataset(name, inputs, labels, num_classes, mean, std, owners=owner_numbers(owners, len(labels)))
+    given = owner_numbers(owners, len(targets))
+    dataset = Dataset(name, inputs, targets, outputs, mean, std, owners=given, classes=classes)
     check_samples(dataset)
     return dataset
+
+
+def _targets(y: ArrayLike | Tensor, num_classes: int | None) -> tuple[Tensor, int, tuple[str, ...]]:
+    """Return the targets, the number of the model's outputs, and the names of the classes if they were texts."""
+    if not isinstance(y, Tensor) and (texts := _texts(np.asarray(y))) is not None:
+        classes, number = np.unique(texts, return_inverse=True)
+        if num_classes not in (None, len(classes)):
+            raise ValueError(
+                f"labels have {len(classes)} different texts, but num_classes is {num_classes}; leave it out"
+            )
+        return torch.from_numpy(number.astype(np.int64)), len(classes), tuple(map(str, classes))
+    targets = _tensor(y, "labels")
+    if targets.is_floating_point() and targets.dim() in (1, 2) and targets.numel():
+        if num_classes is not None:
+            raise ValueError(
+                f"labels are {targets.dtype}, numbers of a regression, but num_classes is {num_classes}; "
+                "give integers for classes, or leave num_classes out"
+            )
+        return targets, targets[0].numel(), ()
+    if targets.dim() != 1 or targets.is_floating_point() or targets.is_complex():
+        raise ValueError(
+            f"labels are {targets.dtype} of shape {tuple(targets.shape)}; give one integer or text per sample, "
+            "or floats (n,) or (n, k) for a regression"
+        )
+    targets = targets.to(torch.int64)
+    if not len(targets):
+        return targets, num_classes or 0, ()
+    num_classes = int(targets.max()) + 1 if num_classes is None else num_classes
+    if targets.min() < 0 or targets.max() >= num_classes:
+        wrong = int(targets.min() if targets.min() < 0 else targets.max())
+        raise ValueError(f"label {wrong} is out of range 0..{num_classes - 1}; give num_classes or renumber")
+    return targets, num_classes, ()
+
+
+def _texts(labels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
+    """Return the labels if they are texts, one per sample; None if they are something else."""
+    if labels.ndim != 1 or labels.dtype.kind not in "OUT":
+        return None
+    for sample, label in enumerate(labels if labels.dtype.kind == "O" else ()):
+        if not isinstance(label, str):
+            if any(isinstance(each, str) for each in labels):
+                raise ValueError(f"the label of sample {sample} is {label!r}, but others are texts; give one kind")
+            return None
+    return labels.astype(str)
 
 
 def from_torch(data: Indexed, *, name: str = "own", num_classes: int | None = None) -> Dataset:
@@ -75,7 +118,7 @@ def from_torch(data: Indexed, *, name: str = "own", num_classes: int | None = No
     for index in range(len(data)):
         x, y, *_ = data[index]
         inputs.append(_input(x))
-        labels.append(int(y))
+        labels.append(y.numpy(force=True) if isinstance(y, Tensor) else np.asarray(y))
         if inputs[-1].shape != inputs[0].shape:
             raise ValueError(
                 f"sample {index} has shape {tuple(inputs[-1].shape)}, sample 0 {tuple(inputs[0].shape)}; "
@@ -83,7 +126,10 @@ def from_torch(data: Indexed, *, name: str = "own", num_classes: int | None = No
             )
     if not inputs:
         raise ValueError("the dataset is empty; give at least one sample")
-    return from_arrays(torch.stack(inputs), labels, name=name, num_classes=num_classes)
+    targets = np.stack(labels)
+    if targets.shape[1:] == (1,) and targets.dtype.kind in "iub":
+        targets = targets[:, 0]
+    return from_arrays(torch.stack(inputs), targets, name=name, num_classes=num_classes)
 
 
 def from_table(
@@ -100,8 +146,14 @@ def from_table(
     return from_arrays(torch.stack(inputs), list(table[y]), name=name, owners=owners)
 
 
-def _tensor(values: ArrayLike | Tensor) -> Tensor:
-    return values if isinstance(values, Tensor) else torch.from_numpy(np.array(values))
+def _tensor(values: ArrayLike | Tensor, what: str) -> Tensor:
+    if isinstance(values, Tensor):
+        return values
+    array = np.array(values)
+    try:
+        return torch.from_numpy(array)
+    except TypeError:
+        raise ValueError(f"{what} are {array.dtype}, such as {array.flat[0]!r}; give numbers") from None
 
 
 def _input(value: Any) -> Tensor:

@@ -44,7 +44,7 @@ def check_classes(labels: Indices) -> None:
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
         raise ValueError(
             f"labels are {labels.dtype} of shape {labels.shape}, not one class number per sample; "
-            "give the dataset groups, or use the partition iid"
+            "use the partition iid (or natural, if samples have owners), or give the dataset groups"
         )
     if labels.min() < 0:
         raise ValueError(f"label {labels.min()} is negative; labels go from 0 to the number of classes - 1")

@@ -74,6 +74,8 @@ def arrivals(
     client_n, _ = places(sizes_N)
     sort_by = [numbers(sizes_N, seed, "stream"), client_n]
     if order == "by_class":
+        if labels.ndim != 1 or labels.dtype.kind not in "iu":
+            raise ValueError(f"order is by_class, but the targets are {labels.dtype}, not classes; use order=shuffled")
         num_classes = int(labels.max()) + 1
         every_N = np.full(len(sizes_N), num_classes, dtype=np.int64)
         turn_NK = numbers(every_N, seed, "stream classes").reshape(-1, num_classes)

@@ -24,7 +24,7 @@ from fedncv.data.dataset import Dataset
 from fedncv.data.own import owner_numbers
 from fedncv.data.raw import reason
 from fedncv.data.sound import check_samples
-from fedncv.spec import nearest
+from fedncv.spec import nearest, written
 
 Target = Literal["auto", "classes", "number"]
 INTEGER = re.compile(r"[+-]?\d+")
@@ -151,13 +151,14 @@ def _numbers(table: Table, name: str) -> np.ndarray[Any, Any]:
     if texts:
         shown = ", ".join(map(repr, itertools.islice(dict.fromkeys(texts), SHOWN)))
         raise ValueError(
-            f"{table.path}: column {name!r} holds text ({shown}); write it as numbers, or leave it out with drop={name}"
+            f"{table.path}: column {name!r} holds text ({shown}); write it as numbers, "
+            f"or leave it out with drop={written(name)}"
         )
     for row, number in enumerate(numbers):
         if number is None or not math.isfinite(number):
             raise ValueError(
                 f"{table.place(row)}: {name!r} is {values[row]!r}; remove such rows, fill the value, "
-                f"or leave the column out with drop={name}"
+                f"or leave the column out with drop={written(name)}"
             )
     return np.array(numbers, dtype=np.float64)
 

@@ -232,7 +232,7 @@ def check_targets(task: str, dataset: Dataset) -> None:
     """Raise ValueError if a built-in task is for other targets; a task of the user's own may compare anything."""
     numbers = dataset.y.is_floating_point()
     if task == "classification" and numbers:
-        raise ValueError(f"{dataset.name}: the targets are numbers, not classes; use task regression")
+        raise ValueError(f"{dataset.name}: the targets are numbers, not classes; use task regression, or give integers")
     if task == "classification":
         y = dataset.y.to(torch.int64)
         wrong = ((y < 0) | (y >= dataset.num_classes)).nonzero()
@@ -243,10 +243,18 @@ def check_targets(task: str, dataset: Dataset) -> None:
                 f"{dataset.num_classes - 1}; number them so, or write a task that leaves out those that do not count"
             )
     if task == "regression" and not numbers and dataset.classes:
+        some = ", ".join(dataset.classes[:3]) + ", ..." * (len(dataset.classes) > 3)
+        column = ", or read the column with target=number" if _are_numbers(dataset.classes) and dataset.features else ""
         raise ValueError(
-            f"{dataset.name}: the targets are classes ({', '.join(dataset.classes[:3])}, ...), not numbers; "
-            "use task classification, or read the column with target=number"
+            f"{dataset.name}: the targets are classes ({some}), not numbers; use task classification{column}"
         )
+
+
+def _are_numbers(texts: tuple[str, ...]) -> bool:
+    try:
+        return bool([float(text) for text in texts])
+    except ValueError:
+        return False
 
 
 def _try_task(name: str, task: Task, model: Model, dataset: Dataset, dtype: torch.dtype) -> None:
