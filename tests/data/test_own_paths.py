@@ -108,7 +108,8 @@ def test_every_python_row_of_the_docs_runs(here, written):
     else:
         table = None
     x, y = torch.zeros(20, 3), torch.tensor([0, 1] * 10)
-    names = {"x": x, "y": y, "y_float": y.double(), "owners": y, "torch_dataset": list(zip(x, y, strict=True)), "table": table}
+    names = {"x": x, "y": y, "owners": y, "torch_dataset": list(zip(x, y, strict=True)), "table": table}
+    names["y_float"] = y.double()
     names["settings"] = {"model": "mlp", "partition": "iid", "clients": 2, "per_round": 1, "rounds": 1, "epochs": 1}
     assert eval(written, {"fedncv": fedncv}, names).last["round"] == 1
 
