@@ -78,8 +78,9 @@ def test_a_module_that_was_changed_since_is_refused(mine, capsys):
     fedncv.simulate(data=module.numbers, model=module.Net, out="run", **QUICK)
     work = leave()
     (work / "module_of_mine.py").write_text(MODULE.replace("nn.Flatten()", "nn.Identity()"))
-    assert main(["resume", str(work / "run")]) == 2
+    assert main(["resume", str(work / "run"), "--rounds", "2"]) == 2
     assert "was started with another model: Net #" in capsys.readouterr().err
+    assert main(["resume", str(work / "run")]) == 0  # it is finished: nothing to do
 
 
 def test_a_relative_data_folder_is_made_absolute(tmp_path, monkeypatch):
@@ -101,8 +102,8 @@ def test_a_finished_run_of_own_objects_is_exported_from_python(tmp_path, capsys)
     result, objects = own_run(tmp_path / "run")
     assert main(["export", str(tmp_path / "run")]) == 2
     error = capsys.readouterr().err
-    assert "custom data (tiny)" in error
-    assert "fedncv.export_run(folder, data=...)" in error
+    assert "objects of your own (data tiny, model); pass them again" in error
+    assert "fedncv.export_run(folder, data=..., model=...)" in error
     before = {path: path.read_bytes() for path in (tmp_path / "run").iterdir()}
     path = fedncv.export_run(tmp_path / "run", tmp_path / "a.safetensors", **objects)
     assert path == tmp_path / "a.safetensors"

@@ -357,7 +357,10 @@ def test_what_can_be_imported_need_not_be_passed(started):
         ({"data": tiny_dataset(61)}, "started with another data"),
         ({"model": functools.partial(Tiny)}, "started with another model: Tiny"),
         ({"task": TASKS["classification"]}, "was started with task 'classification'; leave out task="),
-        ({"method": None}, r"started from Python with a custom method \(scaled\); resume it with fedncv.resume"),
+        (
+            {"method": None},
+            r"started from Python with objects of your own \(method scaled\); pass them again",
+        ),
     ],
 )
 def test_another_object_is_refused(started, other, words):

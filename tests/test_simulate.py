@@ -79,7 +79,7 @@ def test_objects_stand_in_for_names():
 def test_a_run_with_objects_is_resumed_with_the_same_objects(tmp_path):
     objects = {"data": tiny_dataset(100), "model": Tiny}
     fedncv.simulate(out=tmp_path / "run", **objects, **QUICK)
-    with pytest.raises(ValueError, match=r"started from Python with a custom data \(tiny\); resume it with"):
+    with pytest.raises(ValueError, match=r"started from Python with objects of your own \(data tiny\)"):
         fedncv.resume(tmp_path / "run")
     assert len(fedncv.resume(tmp_path / "run", **objects).rows) == 4
 

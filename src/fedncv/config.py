@@ -4,14 +4,14 @@ import math
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin
 
 from fedncv.probe import find_probe
 from fedncv.schedule import lr_factor
-from fedncv.spec import nearest, without_module
+from fedncv.spec import OWN, nearest, split, without_module
 
 CUSTOM = "custom"  # in a config: an object that was passed from Python, without a name in older runs
 OBJECTS = ("method", "data", "model", "task", "optimizer")  # settings that can be objects
@@ -93,6 +93,53 @@ def short_names(texts: Iterable[str]) -> dict[str, str]:
         text: f"{short[text]} #{own.fingerprint}" if own and own.fingerprint and count[short[text]] > 1 else short[text]
         for text, own in found.items()
     }
+
+
+def objects_wanted(missing: Mapping[str, Iterable[str]]) -> str:
+    """Return the message for objects that were passed from Python, and now are not: setting -> their texts.
+
+    >>> objects_wanted({"method": ["custom:mine#3f2a91"], "data": ["custom"]}).partition(";")[0]
+    'this run was started from Python with objects of your own (method mine, data)'
+    """
+    found = [(name, own_object(text)) for name, texts in missing.items() for text in texts]
+    words = [f"{name} {own.short}" if own and own.fingerprint and own.short != name else name for name, own in found]
+    passed = [f"{name}={'[...]' if name == 'metrics' else '...'}" for name in missing]
+    exported = [each for each in passed if not each.startswith("metrics")]
+    export = f", export its model with fedncv.export_run(folder, {', '.join(exported)})" if exported else ""
+    return (
+        f"this run was started from Python with objects of your own ({', '.join(words)}); pass them again: "
+        f"resume it with fedncv.resume(folder, {', '.join(passed)}){export}"
+    )
+
+
+def own_functions(config: "RunConfig") -> dict[str, str]:
+    """Return setting -> the user's own function that its text names, as package.module:function.
+
+    >>> own_functions(RunConfig(method="own:signed:scale=0.2+prior", data="table:path=a.csv,y=b", model="own:net"))
+    {'method': 'own:signed', 'model': 'own:net'}
+    """
+    texts = {name: split(getattr(config, name), r"\+(?!\d)")[0].strip() for name in OBJECTS}  # without switches
+    found = {name: OWN.fullmatch(text) for name, text in texts.items() if not own_object(getattr(config, name))}
+    return {name: match[1] for name, match in found.items() if match}
+
+
+def code_marks(config: "RunConfig") -> dict[str, str]:
+    """Return the user's own functions that a config names -> the fingerprint of their code; empty if unknown.
+
+    >>> code_marks(RunConfig(model="own:net", method="own:signed", code="own:net#3f2a91"))
+    {'own:signed': '', 'own:net': '3f2a91'}
+    """
+    known = dict(word.rpartition("#")[::2] for word in config.code.split())
+    return {name: known.get(name, "") for name in own_functions(config).values()}
+
+
+def changed_code(configs: Iterable["RunConfig"]) -> list[str]:
+    """Return the user's own functions whose code is not the same in all configs that name them."""
+    marks: dict[str, set[str]] = {}
+    for config in configs:
+        for name, mark in code_marks(config).items():
+            marks.setdefault(name, set()).add(mark)
+    return [name for name, found in marks.items() if len(found) > 1]
 
 
 def setting(default: T, *kinds: Kind, simulation_only: str = "") -> T:
@@ -203,6 +250,9 @@ class RunConfig(Settings):
     """Method name, with optional knobs: fedprox:mu=0.1; or package.module:function. `fedncv methods` lists them."""
     seed: int = setting(0, "protocol", "own")
     """Seed of the partition, the initial model, the draws of clients and every batch; 0 to 2^64 - 1."""
+    code: str = setting("", "protocol")
+    """Your own functions that data, method, model, task and optimizer name, with the fingerprints of their code:
+    own:net#3f2a91 own:signed#b70c12; filled in when a run is created."""
 
     def check(self, *, custom: tuple[str, ...] = ()) -> None:
         """Raise ValueError with the offending value and the remedy. Fields in ``custom`` are objects, not names.
@@ -237,15 +287,8 @@ class RunConfig(Settings):
                 f"per_round is {self.per_round}, but there are {self.clients} clients: "
                 f"draw at most {self.clients}, or raise clients"
             )
-        for name in OBJECTS:
-            own = own_object(getattr(self, name))
-            if own is not None and name not in custom:
-                called = f" ({own.short})" if own.fingerprint else ""
-                raise ValueError(
-                    f"this run was started from Python with a custom {name}{called}; "
-                    f"resume it with fedncv.resume(folder, {name}=...), "
-                    f"export its model with fedncv.export_run(folder, {name}=...)"
-                )
+        if missing := {n: [getattr(self, n)] for n in OBJECTS if own_object(getattr(self, n)) and n not in custom}:
+            raise ValueError(objects_wanted(missing))
         if not re.fullmatch(r"cpu|cuda(:\d+)?", self.device, re.ASCII):
             raise ValueError(f"unknown device {self.device!r}; use cpu, cuda, or one of several GPUs, such as cuda:0")
         find_probe(self.probe)

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedncv.config import Own, RunConfig, own_object
+from fedncv.config import Own, RunConfig, code_marks, objects_wanted, own_functions, own_object
 from fedncv.data import Dataset
 from fedncv.fingerprint import fingerprint
 from fedncv.imports import import_object, look_in
@@ -104,10 +104,11 @@ def required(function: Any) -> list[str]:
 def again(folder: Path, config: RunConfig, given: dict[str, Any]) -> dict[str, Any]:
     """Return the objects to resume the run in ``folder`` with: those given, and those that can be imported.
 
-    Raise ValueError if one differs from the object that the run was started with.
+    Raise ValueError if some are missing, or if one differs from the object that the run was started with.
     """
     look_in(config.code_dir)
     values: dict[str, Any] = {"metrics": metrics_again(folder, config, given.get("metrics"))}
+    missing: dict[str, list[str]] = {}
     for kind in KINDS:
         text, thing = getattr(config, kind), given.get(kind)
         own = own_object(text)
@@ -119,12 +120,17 @@ def again(folder: Path, config: RunConfig, given: dict[str, Any]) -> dict[str, A
             with contextlib.suppress(ValueError):
                 thing = import_object(own.name, what=kind)
         if thing is None:
-            continue  # the check of the config says what to do
+            missing[kind] = [text]
+            continue
         values[kind] = made(kind, thing)
         found = fingerprint(values[kind]) if own.fingerprint else ""
         if found != own.fingerprint:
             line = f'{kind} = "{own._replace(fingerprint=found)}"'
             raise ValueError(_another(folder, kind, own, f"{_short(kind, thing)} #{found}", line))
+    if metrics := [text for text in config.metrics if own_object(text) and text not in values["metrics"]]:
+        missing["metrics"] = metrics
+    if missing:
+        raise ValueError(objects_wanted(missing))
     return values
 
 
@@ -133,6 +139,65 @@ def _another(folder: Path, kind: str, own: Own, now: str, line: str) -> str:
         f"{folder} was started with another {kind}: {own.short} #{own.fingerprint}, now {now}; pass the object of the "
         f"original call. If it is the same (a newer Python, a list that grew), write {line} into its config.toml"
     )
+
+
+# ---- code that a config names ------------------------------------------------------------------------------
+
+_marks: dict[str, tuple[Any, str]] = {}
+
+
+def code_of(config: RunConfig, *, custom: Iterable[str] = ()) -> str:
+    """Return ``RunConfig.code``: the user's own functions that the config names, with fingerprints of their code.
+
+    Settings in ``custom`` are objects. What cannot be imported is left out: checking the config says why.
+    """
+    look_in(config.code_dir)
+    names = {name for setting, name in own_functions(config).items() if setting not in custom}
+    return " ".join(f"{name}#{mark}" for name in sorted(names) if (mark := _mark(name)))
+
+
+def check_code(folder: Path, config: RunConfig) -> None:
+    """Raise ValueError if the user's own code is not the code that the run in ``folder`` was started with."""
+    if changed := code_changes(config):
+        settings = {name: setting for setting, name in own_functions(config).items()}
+        words = [f"{settings[name]} {name} #{before}, now #{now}" for name, (before, now) in changed.items()]
+        files = dict.fromkeys(_file(name) for name in changed)
+        marks = code_marks(config) | {name: now for name, (_, now) in changed.items()}
+        line = " ".join(f"{name}#{mark}" for name, mark in sorted(marks.items()) if mark)
+        raise ValueError(
+            f"{folder} was started with other code ({'; '.join(words)}): {' or '.join(files)} was edited, or Python is "
+            f"another version; restore it, or start the run anew. If it does the same as before, write "
+            f'code = "{line}" into its config.toml'
+        )
+
+
+def code_changes(config: RunConfig) -> dict[str, tuple[str, str]]:
+    """Return the functions whose code differs from that in the config -> both fingerprints; unknown ones are equal."""
+    look_in(config.code_dir)
+    pairs = {name: (before, _mark(name)) for name, before in code_marks(config).items() if before}
+    return {name: (before, now) for name, (before, now) in pairs.items() if now not in ("", before)}
+
+
+def _mark(name: str) -> str:
+    """Return the fingerprint of what ``package.module:name`` is; empty if it cannot be imported.
+
+    It is taken once in a process: a function may change global values that it names, as a cache does.
+    """
+    try:
+        found = import_object(name, what="code")
+    except ValueError:
+        return ""
+    if name not in _marks or _marks[name][0] is not found:
+        _marks[name] = (found, fingerprint(found))
+    return _marks[name][1]
+
+
+def _file(name: str) -> str:
+    module = name.partition(":")[0]
+    return getattr(sys.modules.get(module), "__file__", None) or module
+
+
+# ---- metrics ---------------------------------------------------------------------------------------------
 
 
 def named_metrics(given: str | Function | Iterable[str | Function]) -> tuple[tuple[str, ...], dict[str, Function]]:

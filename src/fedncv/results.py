@@ -7,7 +7,18 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, NamedTuple
 
-from fedncv.config import RunConfig, from_dict, named, own_object, read_toml, short_names
+from fedncv.config import (
+    RunConfig,
+    changed_code,
+    code_marks,
+    from_dict,
+    named,
+    own_functions,
+    own_object,
+    read_toml,
+    short_name,
+    short_names,
+)
 
 CONFIG, METRICS, TIMING, STATE = "config.toml", "metrics.jsonl", "timing.jsonl", "state.safetensors"
 MACHINE = "machine.jsonl"  # a line for every time the run was started or resumed: when, and on which machine
@@ -23,7 +34,7 @@ NO_NUMBERS = {  # other values that are not numbers; dictionaries hold a federat
     "failed": str, "stopped": str, "score_name": str, "skipped": list, "sizes": list, "counted": list, "absent": list,
     "barred": dict, "refused": dict, "clipped": dict,
 }  # fmt: skip
-PROTOCOL = tuple(name for name in named("protocol") if name != "seed")
+PROTOCOL = tuple(name for name in named("protocol") if name not in ("seed", "code"))
 SHOWN = 44  # characters of a wrong value that a message shows
 
 Points = dict[int, list[float]]  # round -> the values of the seeds
@@ -243,7 +254,8 @@ def by_method(runs: list[Run]) -> dict[str, list[Run]]:
     for group in groups.values():
         method = group[0].config.method
         others = differing([run for run in runs if run.config.method == method])
-        words = [f"{name} {values[getattr(group[0].config, name)]}" for name, values in others.items()]
+        values = {name: words[getattr(group[0].config, name)] for name, words in others.items()}
+        words = [f"{name} {value}" for name, value in values.items() if value]
         name = ", ".join([methods[method], *words])
         if name in named_groups:  # a method may be called "mine, lr 0.1" by its author
             own = own_object(method)
@@ -255,7 +267,7 @@ def by_method(runs: list[Run]) -> dict[str, list[Run]]:
 
 
 def _experiment(run: Run) -> tuple[Any, ...]:
-    return tuple(getattr(run.config, name) for name in PROTOCOL)
+    return (*(getattr(run.config, name) for name in PROTOCOL), *code_marks(run.config).items())
 
 
 def repetitions(runs: list[Run]) -> list[tuple[Run, Run]]:
@@ -266,33 +278,49 @@ def repetitions(runs: list[Run]) -> list[tuple[Run, Run]]:
 
 
 def differing(runs: list[Run]) -> dict[str, dict[Any, str]]:
-    """Return the settings of the protocol, other than method and seed, in which runs differ: each value in words."""
+    """Return the settings of the protocol, other than method and seed, in which runs differ: each value in words.
+
+    Runs differ in their code if they name one function, and its code was another one.
+    """
     found = {}
     for name in PROTOCOL:
         values = list(dict.fromkeys(getattr(run.config, name) for run in runs))
         if len(values) > 1 and name != "method":
             words = short_names(values) if isinstance(values[0], str) else {value: f"{value:g}" for value in values}
             found[name] = {value: words[value] or "none" for value in values}
+    if functions := changed_code(run.config for run in runs):
+        found["code"] = {run.config.code: code_words(run.config, functions) for run in runs}
     return found
+
+
+def code_words(config: RunConfig, functions: list[str]) -> str:
+    """Return these functions of a run with their fingerprints; empty if the run names none of them."""
+    marks = {name: mark for name, mark in code_marks(config).items() if name in functions}
+    return " ".join(f"{short_name(name)} {f'#{mark}' if mark else 'unknown'}" for name, mark in marks.items())
 
 
 def notes_on(runs: list[Run]) -> list[str]:
     """Return lines about the settings that not all runs share, runs that repeat others, and runs that were extended."""
-    words = [f"{name} ({', '.join(values.values())})" for name, values in differing(runs).items()]
+    extended: dict[Extension, list[Path]] = {}
+    for run in runs:
+        for each in extensions(run.folder):
+            extended.setdefault(each, []).append(run.folder)
+    words = [f"{name} ({', '.join(filter(None, values.values()))})" for name, values in differing(runs).items()]
     return [
         *[f"note: these runs differ in {', '.join(words)}"] * bool(words),
         *(f"note: {run.folder} repeats {other.folder} and is not counted" for run, other in repetitions(runs)),
         *(
-            f"note: {run.folder} was planned with {planned} rounds and extended to {rounds} at round {at}"
-            for run in runs
-            for at, planned, rounds in extensions(run.folder)
+            f"note: {first}{f' and {len(others)} more were' if others else ' was'} planned with {planned} rounds and "
+            f"extended to {rounds} at round {at}"
+            for (at, planned, rounds), (first, *others) in extended.items()
         ),
     ]
 
 
 def share_samples(runs: list[Run]) -> bool:
     """Return whether the clients of all runs hold the same samples, if their seeds are equal."""
-    return not {*named("samples"), "clients"} & set(differing(runs))
+    others = {own_functions(run.config).get("data") for run in runs} & set(changed_code(run.config for run in runs))
+    return not others and not {*named("samples"), "clients"} & set(differing(runs))
 
 
 def metrics_of(runs: list[Run]) -> list[str]:

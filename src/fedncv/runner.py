@@ -25,7 +25,7 @@ from fedncv.engine.problem import DivergedError, Problem, State, build
 from fedncv.engine.protocol import Engine
 from fedncv.engine.sequential import one_thread
 from fedncv.export import export
-from fedncv.objects import again
+from fedncv.objects import again, check_code
 from fedncv.observatory import at_model
 from fedncv.probe import find_probe
 from fedncv.results import ACCURACY, read_config, read_rows
@@ -123,6 +123,7 @@ def open_run(folder: Path, *, runs: int = 1, **objects: Any) -> LiveRun:
     from fedncv import store
 
     config = read_config(folder)
+    check_code(folder, config)
     problem = build(config, **again(folder, config, objects))
     try:
         state = store.load_state(folder, problem, runs=runs)
@@ -141,6 +142,7 @@ def extend(folder: Path, rounds: int, *, only_check: bool = False, **objects: An
 
     config = replace(read_config(folder), rounds=rounds)
     if config != read_config(folder):
+        check_code(folder, config)
         store.extend(folder, build(config, **again(folder, config, objects)), only_check=only_check)
 
 
@@ -287,7 +289,7 @@ def reasons(failures: list[Failure]) -> list[str]:
     for folder, error in failures:
         folders.setdefault(str(error), []).append(folder)
     return [
-        f"{first}{f' and {len(others)} more' if others else ''}: {reason}"
+        reason if reason.startswith(f"{first} ") else f"{first}{f' and {len(others)} more' if others else ''}: {reason}"
         for reason, (first, *others) in folders.items()
     ]
 
@@ -307,6 +309,8 @@ def alike(folders: list[Path]) -> list[list[Path]]:
 
 def run_group(group: list[Path], watch: Watch) -> list[Failure]:
     """Train runs that can share an engine to their end; return those that failed. They do not stop the others."""
+    from fedncv import store
+
     runs: list[LiveRun] = []
     failures: list[Failure] = []
 
@@ -315,6 +319,8 @@ def run_group(group: list[Path], watch: Watch) -> list[Failure]:
         watch.fail(folder, str(error))
 
     for folder in group:
+        if store.is_finished(folder):  # it needs neither its data nor its objects
+            continue
         try:
             run = open_run(folder, runs=len(group))
         except ValueError as error:

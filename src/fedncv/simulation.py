@@ -51,6 +51,11 @@ class Result:
     """Reason, if a callback stopped the run before its last round."""
 
     @property
+    def config(self) -> RunConfig:
+        """All settings of the run."""
+        return self.problem.config
+
+    @property
     def last(self) -> Row:
         """Latest value of every metric."""
         merged: Row = {}
@@ -60,7 +65,7 @@ class Result:
 
     def tidy(self) -> list[Row]:
         """Return flat rows with method and seed in each, for a data frame; per-client lists are left out."""
-        label = {"method": self.problem.config.method.removeprefix(f"{CUSTOM}:"), "seed": self.problem.config.seed}
+        label = {"method": self.config.method.removeprefix(f"{CUSTOM}:"), "seed": self.config.seed}
         return [label | {k: v for k, v in row.items() if not isinstance(v, list)} for row in self.rows]
 
     def state_dict(self, client: int | None = None) -> dict[str, Tensor]:
@@ -83,10 +88,10 @@ class Result:
 
     @property
     def _run(self) -> Run:
-        return Run(self.folder or Path(), self.problem.config, self.rows)
+        return Run(self.folder or Path(), self.config, self.rows)
 
     def _facts(self) -> dict[str, str]:
-        facts = described(self._run, self.problem.config.rounds, self.stopped)
+        facts = described(self._run, self.config.rounds, self.stopped)
         return facts | ({} if self.folder is None else {"folder": str(self.folder)})
 
     def __repr__(self) -> str:

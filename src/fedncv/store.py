@@ -31,14 +31,37 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from fedncv.config import OBJECTS, RunConfig, differences, from_dict, named, own_object, short_name, write_toml
+from fedncv.config import (
+    OBJECTS,
+    RunConfig,
+    differences,
+    from_dict,
+    named,
+    own_functions,
+    own_object,
+    short_name,
+    write_toml,
+)
 from fedncv.data import DATASETS
 from fedncv.engine.problem import Problem, State, keeps, start
 from fedncv.fingerprint import fingerprint
 from fedncv.machine import facts
 from fedncv.methods import in_full
 from fedncv.methods.base import BufferRule
-from fedncv.results import CONFIG, LOCK, MACHINE, METRICS, MODEL, STATE, TIMING, Extension, extensions, is_run
+from fedncv.objects import code_changes
+from fedncv.results import (
+    CONFIG,
+    LOCK,
+    MACHINE,
+    METRICS,
+    MODEL,
+    STATE,
+    TIMING,
+    Extension,
+    extensions,
+    is_run,
+    read_rows,
+)
 from fedncv.rows import NAME, RowFile, Rows, all_rows
 from fedncv.schedule import lr_factor
 from fedncv.study import PARTITION
@@ -107,6 +130,7 @@ def release(folder: Path) -> None:
 
 
 def refuse_runs(folders: list[Path]) -> None:
+    """Raise ValueError if one holds a run, in the words of the command line; ``create`` speaks to Python."""
     for folder in filter(is_run, folders):
         raise ValueError(
             f"{folder} already holds a run; resume it with `fedncv resume {quote(str(folder))}`, "
@@ -118,14 +142,17 @@ def create(folder: Path, config: RunConfig, *, overwrite: bool = False) -> None:
     """Make a folder with only the config in it. Raise ValueError if it holds a run, unless ``overwrite``."""
     if is_run(folder):
         if not overwrite:
-            refuse_runs([folder])
+            raise ValueError(
+                f"{folder} already holds a run; go on with fedncv.resume({str(folder)!r}), repeat it with "
+                "overwrite=True, or choose another out"
+            )
         hold(folder)
         for name in (STATE, METRICS, TIMING, MACHINE, PARTITION, MODEL):  # replaced below: it is a run at every moment
             (folder / name).unlink(missing_ok=True)
         for path in folder.glob(_rows_name("*")):
             path.unlink(missing_ok=True)
     elif folder.exists() and any(path.name not in (CONFIG + ".new", LOCK) for path in folder.iterdir()):
-        raise ValueError(f"{folder} exists and is not a run; choose another --out")
+        raise ValueError(f"{folder} exists and is not a run; choose another folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -270,6 +297,7 @@ def load_state(folder: Path, problem: Problem, *, runs: int = 1) -> State:
         return start(problem, runs=runs)
     tensors, header = _read(path)
     _check_config(folder, header, problem)
+    _check_own_method(folder, header, problem.config.method)
     if header.get("samples", "") not in ("", mark := samples_mark(problem)):
         raise ValueError(
             f"{folder} was started with other samples than {problem.config.data!r} gives now "
@@ -298,12 +326,32 @@ def samples_mark(problem: Problem) -> str:
     return fingerprint((data.x, data.y, data.owners))
 
 
+def is_finished(folder: Path) -> bool:
+    """Return whether the run has its last round and all files agree on it; otherwise resuming it says what to do."""
+    try:
+        config, (_, header) = (folder / CONFIG).read_text(encoding="utf-8"), _read(folder / STATE)
+        return (
+            header["config"] == config
+            and header["numbers"]["state.round"] >= tomllib.loads(config)["rounds"]
+            and _size(folder / METRICS) == header["metrics_bytes"]
+            and bool(read_rows(folder))
+        )
+    except (ValueError, KeyError, OSError):
+        return False
+
+
 def read_state(folder: Path, problem: Problem) -> State:
     """Return the latest checkpoint, and change nothing."""
     if not (folder / STATE).exists():
         raise ValueError(f"{folder} has no {STATE} yet; `fedncv resume {quote(str(folder))}` trains it")
     tensors, header = _read(folder / STATE)
     _check_config(folder, header, problem)
+    if (model := own_functions(problem.config).get("model")) in code_changes(problem.config):
+        print(
+            f"{folder}: the code of {model} has changed since this run; its numbers go by the names of the model "
+            "as it is now",
+            file=sys.stderr,
+        )
     return _restore(problem, folder, tensors, header["numbers"])
 
 
@@ -314,11 +362,14 @@ def _check_config(folder: Path, header: dict[str, Any], problem: Problem) -> Non
     try:
         begun = _in_full(header.get("method") or theirs.method)  # knobs added since then have their defaults
     except ValueError:
-        raise ValueError(
-            f"an older version of fedncv trained {folder}, and its {theirs.method} cannot be resumed by this one; "
-            "resume it with that version, or repeat it with --overwrite"
-        ) from None
-    differing = differences(theirs, ours, but=("rounds", *named("machine", "measurement")))
+        if "method" not in own_functions(theirs):
+            raise ValueError(
+                f"an older version of fedncv trained {folder}, and its {theirs.method} cannot be resumed by this one; "
+                "resume it with that version, or repeat it with --overwrite"
+            ) from None
+        begun = ""
+    # the user's own code is compared before
+    differing = differences(theirs, ours, but=("rounds", "code", *named("machine", "measurement")))
     if begun == now:  # the same method, spelled differently
         differing.pop("method", None)
     for name in OBJECTS:  # own objects: compared with config.toml when they were passed
@@ -333,13 +384,29 @@ def _check_config(folder: Path, header: dict[str, Any], problem: Problem) -> Non
             f"{folder} was started with other frozen weights or constant buffers than the model has now; "
             "give the model's function the same ones again"
         )
-    if begun != now and not own_object(now):
+    if begun != now and not own_object(now) and "method" not in own_functions(ours):
         raise ValueError(
             f"{folder} was started as {begun}, but {ours.method!r} means {now} in this version of fedncv; "
             f'to resume it as it was, write method = "{begun}" into {folder / CONFIG}'
         )
     if theirs.rounds != ours.rounds:
         _check_rounds(folder, header["numbers"]["state.round"], theirs.rounds, problem)
+
+
+def _check_own_method(folder: Path, header: dict[str, Any], method: str) -> None:
+    """Raise ValueError if the knobs of the user's own method have other values now, because of its defaults."""
+    begun, now = header.get("method", ""), _in_full(method)
+    if not begun or own_object(method):
+        return
+    try:
+        begun = _in_full(begun)
+    except ValueError as error:
+        raise ValueError(f"{folder} was started as {begun}, but your file has changed since: {error}") from None
+    if begun != now:
+        raise ValueError(
+            f"{folder} was started as {begun}, but {method!r} means {now} now: your file has other defaults; "
+            f'to resume it as it was, write method = "{begun}" into {folder / CONFIG}'
+        )
 
 
 def _check_rounds(folder: Path, done: int, planned: int, problem: Problem) -> None:
@@ -383,7 +450,9 @@ def extend(folder: Path, problem: Problem, *, only_check: bool = False) -> None:
     hold(folder)
     try:
         if (folder / STATE).exists():
-            _check_config(folder, _read(folder / STATE)[1], problem)
+            header = _read(folder / STATE)[1]
+            _check_config(folder, header, problem)
+            _check_own_method(folder, header, problem.config.method)
         if not only_check:
             write_atomically(folder / CONFIG, write_toml(problem.config).encode(), name="config")
     finally:
@@ -507,10 +576,22 @@ def _find_rows(like: Any, path: str, ids: list[int], stored: _Stored) -> Rows:
     return Rows(file, {u: slots[name] for u, name in zip(ids, names, strict=True)})
 
 
+def _check_size(problem: Problem, folder: Path, server: Any, tensors: dict[str, Tensor]) -> None:
+    """Raise ValueError if the checkpoint's model has another number of parameters than the model has now."""
+    size = problem.model.start_P.shape
+    for path, leaf in leaves({"state": {"server": server}}):
+        if isinstance(leaf, Tensor) and leaf.shape == size and path in tensors and tensors[path].shape != size:
+            raise ValueError(
+                f"{folder / STATE} holds a model of {tensors[path].numel()} numbers, but {problem.config.model} makes "
+                f"one of {size.numel()} now; restore the code of the model"
+            )
+
+
 def _restore(
     problem: Problem, folder: Path, tensors: dict[str, Tensor], numbers: dict[str, Any], runs: int = 1
 ) -> State:
     template = start(problem, runs=runs)
+    _check_size(problem, folder, template.server, tensors)
     kept = keeps(problem.at(0), template, 0)
     if isinstance(template.kept, Rows):
         template.kept.file.like = kept

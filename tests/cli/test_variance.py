@@ -68,7 +68,7 @@ def test_a_run_is_its_own_reference_and_gives_its_settings(tmp_path, capsys):
         (["fedavg", "--draws", "2"], "at least 10"),
         (["fedavg", "--reference", "nobody"], "unknown method 'nobody'"),
         (["--show", "nowhere.jsonl"], "cannot read nowhere.jsonl"),
-        (["fedavg", "--data", "custom"], "started from Python with a custom data"),
+        (["fedavg", "--data", "custom"], "started from Python with objects of your own (data)"),
     ],
 )
 def test_a_mistake_gets_one_line_and_leaves_nothing_behind(argv, word, tmp_path, capsys):

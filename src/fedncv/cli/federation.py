@@ -281,7 +281,8 @@ def _refuse(argv: list[str]) -> None:
 
 def _reasons() -> dict[str, str]:
     """Return the settings that have no effect on a federation's run, each with the reason."""
-    return simulation_only() | dict.fromkeys(OF_INIT, "`fedncv federation init` has already divided the samples")
+    reasons = simulation_only() | dict.fromkeys(OF_INIT, "`fedncv federation init` has already divided the samples")
+    return reasons | {"code": "it is filled in when the run is created"}
 
 
 def _check_server(folder: Path) -> None:

@@ -185,11 +185,15 @@ class RunProgress:
             self._report([folder], f"round {row['round']}/{config.rounds}")
 
     def _fail(self, folder: Path, reason: str) -> None:
-        """Print why, and subtract the rounds that will not be run from the work left."""
+        """Print why, and subtract the rounds that will not be run from the work left.
+
+        Of a run that never began, the command says why at its end.
+        """
         if folder in self._shares:
             self._work_left -= self._work(folder) * (1 - self._shares.pop(folder))
         self._scores.pop(folder, None)
-        self.say(f"fedncv: {folder}: {reason}")
+        if folder in self._together:
+            self.say(f"fedncv: {folder}: {reason}")
 
     def _end(self, folders: list[Path]) -> None:
         if self._bar.disable:

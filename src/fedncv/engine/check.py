@@ -10,6 +10,7 @@ from fedncv.methods import find_method
 from fedncv.methods.base import Method
 from fedncv.metrics import find_metrics
 from fedncv.models import find_model
+from fedncv.objects import code_of
 from fedncv.optimizers import Optimizer, check_settings, find_optimizer
 from fedncv.spec import parse, split
 from fedncv.tasks import find_task
@@ -39,7 +40,12 @@ def check(config: RunConfig, *, custom: tuple[str, ...] = ()) -> None:
 
 
 def anchored(config: RunConfig, *, custom: tuple[str, ...] = ()) -> RunConfig:
-    """Check the config, and return it as it works from anywhere: with absolute paths and the folder of own modules."""
+    """Check the config, and return it as it works from anywhere: with absolute paths and the folder of own modules.
+
+    It also gets the fingerprints of the user's own code.
+    """
+    config.check(custom=custom)
+    code = code_of(config, custom=custom)  # before the user's functions are called
     check(config, custom=custom)
     texts = []
     for text in (*(getattr(config, name) for name in OBJECTS), *config.metrics):
@@ -51,6 +57,7 @@ def anchored(config: RunConfig, *, custom: tuple[str, ...] = ()) -> RunConfig:
         data_dir=os.path.abspath(os.path.expanduser(config.data_dir)) if config.data_dir else "",
         data=config.data if "data" in custom else absolute_name(config.data),
         code_dir=os.path.abspath(config.code_dir) if os.path.isdir(config.code_dir) else code_folder(texts),
+        code=code,
     )
 
 

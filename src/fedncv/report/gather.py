@@ -12,10 +12,10 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedncv.config import RunConfig, Settings, named, read_toml
+from fedncv.config import RunConfig, Settings, changed_code, named, read_toml
 from fedncv.figures import APART
 from fedncv.report import names, paper
-from fedncv.results import CONFIG, PERCENT, TIMING, Run, Score, check_folder, read_config, read_runs
+from fedncv.results import CONFIG, PERCENT, TIMING, Run, Score, check_folder, code_words, read_config, read_runs
 from fedncv.study import FILE, NEUTRAL, TUNING, Study, read_study
 
 NO_SEED = -1  # of a run whose config cannot be read
@@ -267,11 +267,14 @@ def _find(folder: Path) -> list[Path]:
 def _check_protocol(folder: Path, runs: list[Run], allow: tuple[str, ...]) -> None:
     """Raise ValueError with the fields that differ without permission."""
     refused = []
+    code = changed_code(run.config for run in runs)
     for name in _differing(runs):
         if name not in allow:
             values: dict[Any, Run] = {}
             for run in runs:
-                values.setdefault(getattr(run.config, name), run)
+                value = getattr(run.config, name) if name != "code" else code_words(run.config, code[:1])
+                if value != "" or name != "code":  # it names none of the functions
+                    values.setdefault(value, run)
             examples = [f"{value!r} in {run.folder.relative_to(folder)}" for value, run in list(values.items())[:2]]
             refused.append(f"{name} ({', '.join(examples)})")
     if refused:
@@ -283,8 +286,9 @@ def _check_protocol(folder: Path, runs: list[Run], allow: tuple[str, ...]) -> No
 
 def _differing(runs: list[Run]) -> list[str]:
     """Return the settings that change the numbers and are not the same in all runs; several datasets are columns."""
-    compared = [f.name for f in fields(RunConfig) if f.name not in ("method", "seed", "data", *NEUTRAL)]
-    return [name for name in compared if len({getattr(run.config, name) for run in runs}) > 1]
+    compared = [f.name for f in fields(RunConfig) if f.name not in ("method", "seed", "data", "code", *NEUTRAL)]
+    found = [name for name in compared if len({getattr(run.config, name) for run in runs}) > 1]
+    return found + ["code"] * bool(changed_code(run.config for run in runs))
 
 
 def _apart(sources: list[Source]) -> list[str]:

@@ -41,7 +41,7 @@ def _of_source(source: Source, out: str) -> list[Again]:
     found = []
     for i, (settings, methods, seeds) in enumerate(groups, start=1):
         where = out if len(groups) == 1 else f"{out}/{i}"
-        words = options(settings, RunConfig(), but=("method", "seed"))
+        words = options(settings, RunConfig(), but=("method", "seed", "code"))
         words += ["--method", *methods, "--seeds", *map(str, seeds), "--out", where]
         found.append(Again(shlex.join(["fedncv", "run", *words])))
     return found + ([_python(own, out)] if own else [])
@@ -57,12 +57,12 @@ def _groups(runs: list[Run]) -> list[tuple[RunConfig, list[str], list[int]]]:
     """Return (settings, methods, seeds) such that every method has every seed: one command each."""
     seeds: dict[RunConfig, dict[str, list[int]]] = {}
     for run in runs:
-        plain = replace(run.config, method=RunConfig().method, seed=0)
+        plain = replace(run.config, method=RunConfig().method, seed=0, code="")  # as it is now
         seeds.setdefault(plain, {}).setdefault(run.config.method, []).append(run.config.seed)
     groups: dict[tuple[RunConfig, tuple[int, ...]], list[str]] = {}
     for settings, by_method in seeds.items():
         for method, each in by_method.items():
-            groups.setdefault((settings, tuple(sorted(each))), []).append(method)
+            groups.setdefault((settings, tuple(sorted(set(each)))), []).append(method)
     return [(settings, methods, list(each)) for (settings, each), methods in groups.items()]
 
 

@@ -8,6 +8,7 @@ from fedncv import store
 from fedncv.config import RunConfig, differences
 from fedncv.data import absolute_name, divide, holdings, load
 from fedncv.engine.check import anchored, check
+from fedncv.objects import check_code, code_of
 from fedncv.results import STATE, is_run, read_config, read_run
 from fedncv.study import NEUTRAL, PARTITION, Cell, Study
 
@@ -40,10 +41,12 @@ def prepare(out: Path, cells: list[Cell]) -> list[Path]:
     same round. A run that has started keeps its own device and engine, even if the study's have changed.
     """
     left = []
-    for folder, config in cells:
-        path = out / folder
+    for folder, planned in cells:
+        path, config = out / folder, replace(planned, code=code_of(planned))
         if is_run(path):
             found = read_config(path)
+            if (path / STATE).exists():
+                check_code(path, found)
             if differing := _differing(found, config):
                 raise ValueError(
                     f"{path} holds a run whose settings differ from the study's ({', '.join(differing)}); "
@@ -60,7 +63,7 @@ def prepare(out: Path, cells: list[Cell]) -> list[Path]:
 
 
 def _differing(found: RunConfig, config: RunConfig) -> list[str]:
-    differing = differences(found, config, but=NEUTRAL)
+    differing = differences(found, config, but=("code", *NEUTRAL))
     return [f"{name} {theirs!r}, not {ours!r}" for name, (theirs, ours) in differing.items()]
 
 
