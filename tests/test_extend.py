@@ -8,7 +8,7 @@ import torch
 import fedncv
 from fedncv.cli import main
 from fedncv.methods.fedavg import fedavg
-from fedncv.results import Extension, extensions, read_config, read_rows, read_run
+from fedncv.results import Extension, extensions, notes_on, read_config, read_rows, read_run
 from fedncv.runner import open_run
 from fedncv.tree import leaves
 
@@ -54,6 +54,17 @@ def test_it_is_recorded_once_and_shown(tmp_path, capsys):
     assert extensions(run) == [Extension(2, 2, 4), Extension(4, 4, 5)]
     assert main(["show", str(run)]) == 0
     assert "was planned with 2 rounds and extended to 4 at round 2" in capsys.readouterr().out.replace("\n", " ")
+
+
+def test_equal_extensions_of_several_runs_are_one_note(tmp_path):
+    for name in "abc":
+        fedncv.simulate(out=tmp_path / name, rounds=1, seed=ord(name), **QUICK)
+        fedncv.resume(tmp_path / name, rounds=2 + (name == "c"))
+    runs = [read_run(tmp_path / name) for name in "abc"]
+    assert notes_on(runs)[-2:] == [
+        f"note: {tmp_path / 'a'} and 1 more were planned with 1 rounds and extended to 2 at round 1",
+        f"note: {tmp_path / 'c'} was planned with 1 rounds and extended to 3 at round 1",
+    ]
 
 
 def test_killed_after_the_plan_was_written_it_goes_on(tmp_path):

@@ -105,8 +105,25 @@ def test_methods_are_lines_of_one_figure_on_given_axes():
     assert lines["fedprox"].get_ydata() == pytest.approx([100 * mean for mean in means])
     assert lines["fedavg"].get_color() != lines["fedprox"].get_color()
     assert results[0].plot().get_title(loc="left").startswith("tiny, 3 clients")
+    assert results[0].config is results[0].problem.config
     with pytest.raises(ValueError, match="nothing to plot"):
         fedncv.plot([])
+
+
+def test_a_metric_is_drawn_in_place_of_the_score():
+    def spread(outputs, _targets):
+        return float(outputs.std())
+
+    result = fedncv.simulate(metrics=["ece", spread], **QUICK)
+    axes = result.plot(metric="ece")
+    assert list(axes.get_lines()[0].get_ydata()) == [row["before_ece"] for row in result.rows]
+    assert axes.get_lines()[1].get_ydata()[0] == result.last["after_ece"]
+    assert axes.get_ylabel().startswith("ece before local training")
+    assert "label prior alone" not in [line.get_label() for line in axes.get_lines()]
+    axes = fedncv.plot([result], metric="spread")
+    assert list(axes.get_lines()[0].get_ydata()) == [row["before_spread"] for row in result.rows]
+    with pytest.raises(ValueError, match=r"unknown metric 'spred'; did you mean 'spread'\? \(there are ece, spread\)"):
+        result.plot(metric="spred")
 
 
 class Terminal:

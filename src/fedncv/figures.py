@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 from fedncv.catalogue import methods as listed_methods
 from fedncv.comparison import summary
 from fedncv.config import short_name
-from fedncv.results import Run, by_method, points, read_run, share_samples
+from fedncv.results import Run, Score, by_method, metrics_of, points, read_run, share_samples
+from fedncv.spec import nearest
 
 # Okabe and Ito's colours with indigo for their yellow, which is hard to see on white: colour-blind readers can tell
 # all eight apart. On a dark page the second list is used. Line styles tell more than eight methods apart.
@@ -138,23 +139,29 @@ def curves(folders: list[Path], path: Path) -> Path:
     return path
 
 
-def picture(runs: list[Run], size: tuple[float, float] = (8, 4.5)) -> Any:
+def picture(runs: list[Run], size: tuple[float, float] = (8, 4.5), metric: str = "") -> Any:
     """Return the axes of a new figure with the runs drawn; pyplot does not know it, so nobody has to close it."""
     from matplotlib.figure import Figure
 
     axes = Figure(figsize=size, layout="constrained").subplots()
-    draw(axes, runs)
+    draw(axes, runs, metric)
     return axes
 
 
-def draw(axes: Any, runs: list[Run]) -> None:
-    """Plot the score before local training against rounds, mean over seeds with the interval, and the score after."""
+def draw(axes: Any, runs: list[Run], metric: str = "") -> None:
+    """Plot the score before local training against rounds, mean over seeds with the interval, and the score after.
+
+    ``metric`` is drawn instead of the score. Raise ValueError if no run measured it.
+    """
     from matplotlib.ticker import MaxNLocator
 
-    score, groups = runs[0].score, by_method(runs)
+    score, groups = (Score(metric, 1, "") if metric else runs[0].score), by_method(runs)
+    before, after_name = (f"before_{metric}", f"after_{metric}") if metric else ("before", "after")
+    if metric and not any(points([run], name) for run in runs for name in (before, after_name)):
+        raise ValueError(nearest(metric, metrics_of(runs), what="metric"))
     lines: dict[str, Line] = {}
     for method, group in groups.items():
-        if measured := points(group, "before"):
+        if measured := points(group, before):
             each = [summary([score.scale * value for value in values]) for values in measured.values()]
             one = min(point.num_seeds for point in each) == 1
             low, high = [None if one else p.low for p in each], [None if one else p.high for p in each]
@@ -162,12 +169,12 @@ def draw(axes: Any, runs: list[Run]) -> None:
     found = looks(groups)
     draw_lines(axes, lines, labels={method: method for method in lines}, found=found, bold="")
     for method, line in lines.items():
-        after = [score.scale * run.last("after") for run in groups[method] if run.last("after") is not None]
+        after = [score.scale * run.last(after_name) for run in groups[method] if run.last(after_name) is not None]
         if after:
             mean = sum(after) / len(after)
             axes.plot(line.x[-1], mean, "o", color=COLOURS[found[method].colour], markerfacecolor="none")
     priors = [score.scale * run.last("label_prior") for run in runs if run.last("label_prior") is not None]
-    if priors and share_samples(runs):
+    if priors and not metric and share_samples(runs):
         prior = sum(priors) / len(priors)
         axes.axhline(prior, color="grey", linewidth=1, linestyle=(0, (1, 3)), label="label prior alone")
     draw_intervals(axes, lines, found)

@@ -161,12 +161,12 @@ def png(axes: Any) -> str:
     return base64.b64encode(file.getvalue()).decode()
 
 
-def plotted(runs: list[Run], axes: Any = None) -> Any:
+def plotted(runs: list[Run], axes: Any = None, metric: str = "") -> Any:
     """Draw the runs and return the axes. Without ``axes`` the figure is new, and a notebook shows it at once."""
     if axes is not None:
-        draw(axes, runs)
+        draw(axes, runs, metric)
         return axes
-    axes = picture(runs)
+    axes = picture(runs, metric=metric)
     if in_notebook():
         _ipython().display(_ipython().Image(data=base64.b64decode(png(axes)), format="png", width=640))
     return axes

@@ -79,12 +79,14 @@ class Result:
         """Write ``state_dict(client)`` to a safetensors file and return its path."""
         return _save(self.state_dict(client), Path(path))
 
-    def plot(self, ax: Any = None) -> Any:
-        """Draw the score against rounds and return matplotlib's axes; ``fedncv.plot`` draws several results.
+    def plot(self, ax: Any = None, *, metric: str = "") -> Any:
+        """Draw the score, or a metric of the run, against rounds and return matplotlib's axes.
+
+        ``fedncv.plot`` draws several results.
 
         Without ``ax`` the figure is new. A notebook shows it at once; elsewhere use ``plot().figure.savefig(path)``.
         """
-        return plotted([self._run], ax)
+        return plotted([self._run], ax, metric)
 
     @property
     def _run(self) -> Run:
@@ -101,11 +103,11 @@ class Result:
         return page(self._run, self._facts())
 
 
-def plot(results: Result | Iterable[Result], ax: Any = None) -> Any:
+def plot(results: Result | Iterable[Result], ax: Any = None, *, metric: str = "") -> Any:
     """Draw results in one figure and return matplotlib's axes: one line per method, the mean over its seeds.
 
     With several seeds their 95 % interval is drawn too. Results that differ in a setting other than the seed are
-    different lines. ``ax`` is as for ``Result.plot``.
+    different lines. ``ax`` and ``metric`` are as for ``Result.plot``.
 
     >>> results = simulate_many(seeds=[0, 1], model="mlp", clients=5, per_round=2, rounds=1, epochs=1)
     >>> plot(results).get_xlabel().split(";")[0]
@@ -114,7 +116,7 @@ def plot(results: Result | Iterable[Result], ax: Any = None) -> Any:
     results = [results] if isinstance(results, Result) else list(results)
     if not results:
         raise ValueError("nothing to plot: give at least one result")
-    return plotted([result._run for result in results], ax)
+    return plotted([result._run for result in results], ax, metric)
 
 
 def simulate(

@@ -14,7 +14,7 @@ from made_up_runs import made_up_study, write_run, write_study
 
 import fedncv
 from fedncv.cli import main
-from fedncv.config import RunConfig
+from fedncv.config import RunConfig, own_object
 from fedncv.methods.fedavg import fedavg
 from fedncv.report.gather import gather
 from fedncv.report.page import page
@@ -93,6 +93,23 @@ def test_runs_with_objects_say_the_call_and_it_makes_the_same_runs(tmp_path, mon
     command, code, _ = printed(tmp_path / "own")
     run([command])
     exec(code, {"gentle": gentle, "spread": spread})
+    assert configs(tmp_path / "runs") == configs(tmp_path / "own")
+
+
+def test_two_objects_of_one_name_are_told_apart_by_their_fingerprints(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    settings = {"model": "mlp", "clients": 4, "per_round": 2, "rounds": 1, "epochs": 1}
+    methods = {}
+    for i in range(2):
+        method = fedavg()._replace(shared=lambda server, i=i: server.x_P + 0 * i)
+        config = fedncv.simulate(method=method, name="a", out=tmp_path / f"own/{i}", **settings).config
+        methods[f"a_{own_object(config.method).fingerprint}"] = method
+    code, _ = printed(tmp_path / "own")
+    words = next(each.words for each in again(gather(tmp_path / "own")) if each.words)
+    for name in methods:
+        assert f"method={name}, " in code
+        assert f"method {name}" in words
+    exec(code, methods)
     assert configs(tmp_path / "runs") == configs(tmp_path / "own")
 
 

@@ -3,6 +3,8 @@
 import json
 import re
 import shlex
+from collections import Counter
+from collections.abc import Collection
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -90,14 +92,18 @@ def _in_full(source: Source) -> list[str]:
 def _python(runs: list[Run], out: str) -> Again:
     """Return a call for every method, and the objects to pass."""
     lines, passed = ["import fedncv", ""], dict[str, None]()
+    texts = {(name, getattr(run.config, name)) for run in runs for name in OBJECTS}
+    texts |= {("metric", text) for run in runs for text in run.config.metrics}
+    count = Counter(_variable(name, text) for name, text in texts if own_object(text))
+    twice = [name for name in count if count[name] > 1]  # objects of one name: the fingerprint tells which
     calls = [(replace(plain, method=method), seeds) for plain, methods, seeds in _groups(runs) for method in methods]
     for i, (config, seeds) in enumerate(calls, start=1):
         changed = {name: value for name, (value, _) in differences(config, RunConfig()).items()}
         changed["method"] = config.method
-        own = {name: _variable(name, changed[name]) for name in _objects(config) if name != "metrics"}
+        own = {name: _variable(name, changed[name], twice) for name in _objects(config) if name != "metrics"}
         passed |= {f"{name} {variable}": None for name, variable in own.items()}
         if "metrics" in _objects(config):
-            each = [_variable("metric", text) if own_object(text) else repr(text) for text in config.metrics]
+            each = [_variable("metric", text, twice) if own_object(text) else repr(text) for text in config.metrics]
             own["metrics"] = f"[{', '.join(each)}]"
             passed |= {f"metric {word}": None for word in each if word.isidentifier()}
         where = f"out={f'{out}/own-{i}'!r}"
@@ -110,11 +116,12 @@ def _python(runs: list[Run], out: str) -> Again:
     return Again("\n".join(lines), words)
 
 
-def _variable(setting: str, text: str) -> str:
-    """Return a Python name for an object: its own name, made an identifier."""
+def _variable(setting: str, text: str, twice: Collection[str] = ()) -> str:
+    """Return a Python name for an object: its own, made an identifier; with the fingerprint if it is in ``twice``."""
     own = own_object(text)
     name = re.sub(r"\W", "_", own.short) if own and own.fingerprint else ""
-    return name if name.isidentifier() else f"your_{setting}"
+    name = name if name.isidentifier() else f"your_{setting}"
+    return f"{name}_{own.fingerprint}" if own and name in twice else name
 
 
 # ---- the machine -----------------------------------------------------------------------------------------
