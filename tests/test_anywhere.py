@@ -98,6 +98,19 @@ def own_run(folder):
     return fedncv.simulate(out=folder, **objects, **QUICK), objects
 
 
+def test_a_finished_run_of_own_objects_has_nothing_to_do_and_another_says_once_what_it_needs(tmp_path, capsys):
+    own_run(tmp_path / "run")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    assert main(["resume", str(tmp_path / "run")]) == 0
+    assert "nothing to do" in capsys.readouterr().out
+    assert {name: (tmp_path / "run" / name).read_bytes() for name in before} == before
+    path = tmp_path / "run" / "config.toml"
+    path.write_text(path.read_text().replace("rounds = 1", "rounds = 2"))
+    assert main(["resume", str(tmp_path / "run")]) == 2
+    said = capsys.readouterr()
+    assert (said.out + said.err).count("objects of your own (data tiny, model)") == 1
+
+
 def test_a_finished_run_of_own_objects_is_exported_from_python(tmp_path, capsys):
     result, objects = own_run(tmp_path / "run")
     assert main(["export", str(tmp_path / "run")]) == 2
