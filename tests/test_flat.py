@@ -174,7 +174,7 @@ class Returning(nn.Linear):
         (lambda *_: nn.Flatten(), "no parameters"),
         (lambda *_: nn.Linear(5, 2), "rejects an input of shape .4,."),
         (lambda *_: nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2, momentum=None)), "momentum=None"),
-        (LeNet5, "images of at least 16x16"),
+        (LeNet5, "images of at least 16x16, .*; try mlp, or char_lstm for token ids"),
     ],
 )
 def test_models_that_could_not_repeat_or_fit_are_refused(factory, message):

@@ -83,3 +83,8 @@ def test_every_dataset_has_a_folder_of_its_own_with_a_safe_name(data):
 
 def test_names_of_listed_datasets_are_their_folders():
     assert data_folder_name("cifar10") == "cifar10"
+
+
+def test_a_beginning_of_a_name_is_a_hint():
+    assert "did you mean 'f1_macro'?" in spec.nearest("f1", ["auroc", "f1_macro", "f1_micro"], what="metric")
+    assert "did you mean" not in spec.nearest("x", ["xylophone"], what="metric")

@@ -99,6 +99,8 @@ def import_object(name: str, *, what: str):  # type: ignore[no-untyped-def]  # w
     """Return the object called ``package.module:name``; the module is here, installed, or where its run was made."""
     module, _, attribute = name.partition(":")
     where = f"{what} {name!r}"
+    if module.endswith(".py"):
+        raise ValueError(f"{where}: name the module without .py; did you mean {module[:-3]}:{attribute}?")
     try:
         with _on_path(module.partition(".")[0], where):
             loaded = importlib.import_module(module)

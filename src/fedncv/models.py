@@ -18,7 +18,8 @@ class LeNet5(nn.Module):
     def __init__(self, input_shape: tuple[int, ...], num_classes: int) -> None:
         super().__init__()
         if len(input_shape) != 3 or min(input_shape[1:]) < 16:
-            raise ValueError(f"lenet5 needs images of at least 16x16, not inputs of shape {input_shape}; try mlp")
+            other = "mlp, or char_lstm for token ids" if len(input_shape) == 1 else "mlp"
+            raise ValueError(f"lenet5 needs images of at least 16x16, not inputs of shape {input_shape}; try {other}")
         channels, *sides = input_shape
         flat = 16 * prod(((side - 4) // 2 - 4) // 2 for side in sides)
         self.body = nn.Sequential(

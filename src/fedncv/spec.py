@@ -31,9 +31,15 @@ QUOTED = re.compile(r'(?<==)"(?:[^"\\]|\\.)*"', re.DOTALL)  # a value in quotes
 def nearest(word: str, choices: Iterable[str], *, what: str) -> str:
     """Return the message for a typo: "unknown method 'fedavgg'; did you mean 'fedavg'? (there are …)"."""
     choices = list(choices)
+    return f"unknown {what} {word!r}{_hint(word, choices)} (there are {', '.join(choices)})"
+
+
+def _hint(word: str, choices: Iterable[str]) -> str:
+    """Return the question for the choice that is like the word, or begins with it; empty if there is none."""
+    choices = list(choices)
     close = difflib.get_close_matches(word, choices, n=1, cutoff=0.6)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
-    return f"unknown {what} {word!r}{hint} (there are {', '.join(choices)})"
+    close += [each for each in choices if len(word) > 1 and each.startswith(word)]
+    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def knobs(function: Callable[..., Any]) -> dict[str, Any]:
@@ -84,12 +90,14 @@ def values_of(function: Callable[..., Any], name: str, rest: str, *, what: str) 
         key, equals, value = word.partition("=")
         if not equals:
             quotes = f'; put a value with a comma in quotes: {before}="..."' if before else ""
+            if not before and "path" in types:
+                quotes = f"; did you mean {name}:path={rest}?"
             raise ValueError(f"{what} {text!r}: {word!r} should be key=value, as in {name}:key=value,key=value{quotes}")
         value = _unquoted(value, f"{what} {text!r}: {key}")
         knob, dot, inner = key.partition(".")
         if knob not in types or (dot and not inner):
             known = ", ".join(types) or "none"
-            raise ValueError(f"{what} {name!r} has no knob {key!r} (it has {known})")
+            raise ValueError(f"{what} {name!r} has no knob {key!r} (it has {known}){_hint(knob, types)}")
         if knob in values or inner in parts.get(knob, {}):
             raise ValueError(f"{what} {text!r} sets {key} twice; leave one out")
         if part_of(types[knob]) is not None:

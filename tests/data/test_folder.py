@@ -62,6 +62,7 @@ def test_a_corrupt_picture_is_named_and_leaves_no_cache(tmp_path, cache, keep):
     with pytest.raises(ValueError, match=r"bad.png is not a complete picture .*; replace or remove it") as caught:
         load_folder(path=str(tmp_path / "p"))
     assert "\n" not in str(caught.value)
+    assert "object at" not in str(caught.value)
     assert list((cache / "decoded").iterdir()) == []
 
 

@@ -84,7 +84,7 @@ def test_every_layout_of_the_folder_is_found_and_a_users_samples_are_pooled(tmp_
         ({"u": {"x": ["ab", "cd"], "y": ["e", 3]}}, "auto", "sample 1: y is 3, not one character"),
         ({"u": {"x": [TWEET], "y": [2]}}, "auto", "'2' is not a label"),
         ({"u": {"x": ["000001.jpg"], "y": [1]}}, "auto", "cannot tell what the samples are"),
-        ({"u": {"x": [[1.0], [1.0, 2.0]], "y": [0, 1]}}, "auto", "samples of 'u' are not LEAF's numbers"),
+        ({"u": {"x": [[1.0], [1.0, 2.0]], "y": [0, 1]}}, "auto", r"LEAF's numbers \(samples have 1 to 2 numbers"),
         ({"u": {"x": [[1.0]], "y": [0]}, "v": {"x": [[1.0, 2.0]], "y": [0]}}, "auto", "samples have the shapes"),
         ({"u": {"x": [[1.0]], "y": [0, 1]}}, "auto", "'u' must have as many x as y"),
         ({"u": {"x": [], "y": []}}, "auto", "has no samples"),

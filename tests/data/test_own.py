@@ -152,3 +152,8 @@ def test_a_table_brings_its_owners():
     assert [part.tolist() for part in parts] == [[0, 1], [2, 3], [4, 5]]
     with pytest.raises(ValueError, match="there is no column 'author'; the table has image, label, writer"):
         from_table(table, owner="author")
+
+
+def test_a_dataset_is_printed_in_one_line():
+    data = from_arrays(PICTURES, LABELS, name="mine", owners=list("abcabc"))
+    assert repr(data) == "Dataset('mine', x (6, 3, 4, 5) torch.uint8, y (6,) torch.int64, 3 outputs, 3 owners)"

@@ -25,7 +25,7 @@ QUICK = ["--clients", "2", "--per-round", "1", "--rounds", "1", "--epochs", "1"]
 CODE = """
 import numpy as np
 from torch import nn
-from fedncv.data import from_arrays
+from fedncv.data import from_arrays, load
 from fedncv.methods.fedprox import Config, fedprox
 
 def patients(*, year: int = 2019):
@@ -198,3 +198,18 @@ def test_the_partition_of_a_regression_is_drawn_by_its_sizes(here, capsys):
     assert "samples per client: 10 to 10" in said
     assert "class" not in said
     assert Path("partition.png").is_file()
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ("patients.csv", "'patients.csv' is a file; write table:path=patients.csv,y=COLUMN"),
+        (".", "'.' is a folder; write folder:path=."),
+        ("table:patients.csv,y=outcome", r"did you mean table:path=patients.csv,y=outcome\?"),
+        ("table:path=patients.csv,y=outcome,standardize=true", r"\); did you mean 'standardise'\?"),
+        ("my_code.py:patients", r"name the module without .py; did you mean my_code:patients\?"),
+    ],
+)
+def test_a_near_miss_is_told_what_to_write(here, data, words):
+    with pytest.raises(ValueError, match=words):
+        fedncv.data.load(data)

@@ -101,6 +101,8 @@ def test_integers_and_texts_are_classes_and_decimal_numbers_are_values(tmp_path,
         ("", {"y": "y"}, "is empty; its first line must name the columns"),
         ("x,y\n", {"y": "y"}, "has no rows"),
         ('x,y\n"1,a\n', {"y": "y"}, "is not a CSV file"),
+        ("x;y\n13,2;a\n1;b\n", {"y": "y"}, r"holds text \('13,2'\); write it as numbers with a decimal point"),
+        ("x;y\n1;13,2\n1;4\n", {"y": "y"}, "line 2: the target 'y' is '13,2'; write numbers with a decimal point"),
     ],
 )
 def test_what_cannot_be_read_is_named_with_its_place(tmp_path, text, knobs, words):
@@ -128,6 +130,11 @@ def test_the_column_that_a_message_says_to_drop_can_be_dropped_so(tmp_path):
     assert load(f"{text},{hint}").features == ("x",)
     with pytest.raises(ValueError, match=r'put a value with a comma in quotes: drop="..."'):
         load(f"{text},drop=alcohol, in % vol")
+
+
+def test_texts_with_commas_are_classes_if_they_are_called_so(tmp_path):
+    path = write(tmp_path, "x;y\n1;1,2\n1;3,4\n")
+    assert read_table(path, y="y", target="classes").classes == ("1,2", "3,4")
 
 
 def test_another_encoding_and_a_missing_file_are_refused(tmp_path):

@@ -25,6 +25,12 @@ class Dataset(NamedTuple):
     classes: tuple[str, ...] = ()  # names of the classes
     standardise: bool = False  # mean and std are to be those of the training samples: ``scale.standardised``
 
+    def __repr__(self) -> str:
+        """Return name and shapes; the tensors themselves would fill pages."""
+        owners = "" if self.owners is None else f", {len(self.owners.unique())} owners"
+        shapes = f"x {tuple(self.x.shape)} {self.x.dtype}, y {tuple(self.y.shape)} {self.y.dtype}"
+        return f"Dataset({self.name!r}, {shapes}, {self.num_classes} outputs{owners})"
+
     @property
     def labels(self) -> Tensor:
         """(n,) int64: the labels that partitions use."""

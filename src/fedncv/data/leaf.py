@@ -64,6 +64,13 @@ def _letters(labels: list[Any]) -> Array:
     return characters("".join(labels)).astype(np.int64)
 
 
+def _numbers(samples: list[Any], _length: int) -> Array:
+    sizes = {len(sample) for sample in samples if isinstance(sample, list)}
+    if len(sizes) > 1:
+        raise ValueError(f"samples have {min(sizes)} to {max(sizes)} numbers; they must be of equal length")
+    return np.array(samples, dtype=np.float32)
+
+
 def _tweets(samples: list[list[str]], length: int) -> Array:
     ids = np.zeros((len(samples), length), dtype=np.int16)
     for row, fields in zip(ids, samples, strict=True):
@@ -76,7 +83,7 @@ READERS: dict[str, _Reader] = {
     "femnist": _Reader(_pictures, _integers, 62),
     "shakespeare": _Reader(_windows, _letters, len(ALPHABET), tuple(ALPHABET)),
     "sent140": _Reader(_tweets, lambda y: np.array([SENTIMENT[str(each)] for each in y]), 2, ("negative", "positive")),
-    "numbers": _Reader(lambda x, _: np.array(x, dtype=np.float32), _integers, 0),
+    "numbers": _Reader(_numbers, _integers, 0),
 }
 
 

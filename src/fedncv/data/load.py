@@ -62,6 +62,11 @@ def _named(name: str) -> tuple[Entry | Own | Callable[..., Dataset], dict[str, A
     if theirs and kind not in DATASETS and kind not in FORMS:
         return theirs, own_values(theirs, what="dataset")[1]
     if kind not in DATASETS and kind not in FORMS:
+        path = os.path.expanduser(name)
+        if os.path.isfile(path):
+            raise ValueError(f"{name!r} is a file; write table:path={spec.written(name)},y=COLUMN")
+        if os.path.isdir(path):
+            raise ValueError(f"{name!r} is a folder; write folder:path={spec.written(name)}")
         raise ValueError(spec.nearest(kind, [*DATASETS, *FORMS, "package.module:function"], what="dataset"))
     entries = {each: entry.make or _no_knobs for each, entry in DATASETS.items()}
     _, knobs = spec.parse(name, {**FORMS, **entries}, what="dataset")

@@ -4,6 +4,7 @@ Readers are generators of ``Raw`` pieces, so that a dataset larger than memory c
 first, then test files, in file order. ``checked`` verifies each piece before it is used.
 """
 
+import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -17,8 +18,9 @@ Labels = NDArray[np.int64]  # (n,) in 0..num_classes-1
 
 
 def reason(error: Exception) -> str:
-    """Return the message of another library's error, on one line."""
-    return " ".join(str(error).split()) or type(error).__name__
+    """Return the message of another library's error, on one line and without the addresses of its objects."""
+    said = re.sub(r"<[\w.]+ object at 0x[0-9a-f]+>", "it", str(error))
+    return " ".join(said.split()) or type(error).__name__
 
 
 class Raw(NamedTuple):

@@ -27,6 +27,7 @@ from fedncv.data.sound import check_samples
 from fedncv.spec import nearest, written
 
 Target = Literal["auto", "classes", "number"]
+DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 INTEGER = re.compile(r"[+-]?\d+")
 MISSING = {"", "na", "n/a", "#n/a", "<na>", "nan", "-nan", "null", "none", "?"}
 UNNAMED_INDEX = re.compile(r"__index_level_\d+__")
@@ -106,6 +107,11 @@ def _targets(table: Table, name: str, target: Target) -> tuple[np.ndarray[Any, A
                 "remove such rows, or give a class of that name another one"
             )
     texts = [row for row, number in enumerate(numbers) if number is None]
+    if texts and target == "auto" and all(_has_comma(values[row]) for row in texts):
+        raise ValueError(
+            f"{table.place(texts[0])}: the target {name!r} is {values[texts[0]]!r}; write numbers with a decimal "
+            "point, or give target=classes"
+        )
     if target == "number" or (target == "auto" and not texts and not all(map(_is_integer, values))):
         return _numbers(table, name), ()
     if 0 < len(texts) < len(values):
@@ -150,8 +156,9 @@ def _numbers(table: Table, name: str) -> np.ndarray[Any, Any]:
     texts = [value for value, number in zip(values, numbers, strict=True) if number is None and not _is_missing(value)]
     if texts:
         shown = ", ".join(map(repr, itertools.islice(dict.fromkeys(texts), SHOWN)))
+        point = " with a decimal point" if any(map(_has_comma, texts)) else ""
         raise ValueError(
-            f"{table.path}: column {name!r} holds text ({shown}); write it as numbers, "
+            f"{table.path}: column {name!r} holds text ({shown}); write it as numbers{point}, "
             f"or leave it out with drop={written(name)}"
         )
     for row, number in enumerate(numbers):
@@ -161,6 +168,10 @@ def _numbers(table: Table, name: str) -> np.ndarray[Any, Any]:
                 f"or leave the column out with drop={written(name)}"
             )
     return np.array(numbers, dtype=np.float64)
+
+
+def _has_comma(value: Any) -> bool:
+    return isinstance(value, str) and DECIMAL_COMMA.fullmatch(value) is not None
 
 
 def _is_missing(value: Any) -> bool:
