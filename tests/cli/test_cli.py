@@ -153,6 +153,7 @@ MISTAKES = [
         ["run", "--task", "regression"],
         "cannot compare outputs of shape (2, 10) with targets of shape (2,)",
     ),
+    (["run", "--method", "fedprox:mu=0.01", "fedprox"], "fedprox:mu=0.01 and fedprox are the same method"),
     (["run", "--method", "fedavg", "fedavg"], "fedavg-seed0 is named twice; give every method and every seed once"),
     (["run", "--engine", "compiled"], "fedncv: use --layers compiled instead of --engine compiled (fedncv run"),
     (["run", "--engine", "stacked", "--layers", "compiled"], "layers=compiled is for the CPU, not for engine=stacked"),

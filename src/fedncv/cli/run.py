@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from shlex import quote
@@ -16,6 +17,7 @@ from fedncv.data import owners_note
 from fedncv.engine.check import anchored
 from fedncv.engine.choose import decide
 from fedncv.engine.problem import build, start
+from fedncv.methods import in_full
 from fedncv.recipes import RECIPES, Recipe
 from fedncv.results import read_runs
 from fedncv.runner import reasons, run_folders
@@ -61,6 +63,7 @@ def main(argv: list[str]) -> int:
         raise ValueError("nothing to run: give at least one method and one seed")
     check_words("--method", arguments.method)
     configs = [anchored(config) for config in configs]
+    _check_different(dict.fromkeys(config.method for config in configs))
     for config in {config.method: config for config in configs}.values():
         problem = build(config)  # check data, partition, model, device and method before a folder is made
         start(problem)
@@ -81,6 +84,14 @@ def main(argv: list[str]) -> int:
     for folder, config in zip(folders, configs, strict=True):
         store.create(folder, config, overwrite=arguments.overwrite)
     return train(out, folders)
+
+
+def _check_different(methods: Iterable[str]) -> None:
+    """Raise ValueError if two texts name the same method, such as one with a knob at its default."""
+    known: dict[str, str] = {}
+    for method in methods:
+        if (other := known.setdefault(in_full(method), method)) != method:
+            raise ValueError(f"{other} and {method} are the same method; give every method once")
 
 
 def train(out: Path, folders: list[Path]) -> int:
