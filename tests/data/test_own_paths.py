@@ -204,6 +204,7 @@ def test_the_partition_of_a_regression_is_drawn_by_its_sizes(here, capsys):
     ("data", "words"),
     [
         ("patients.csv", "'patients.csv' is a file; write table:path=patients.csv,y=COLUMN"),
+        ("my_code.py", "'my_code.py' is a file of code; name a function in it, as in my_code:function"),
         (".", "'.' is a folder; write folder:path=."),
         ("table:patients.csv,y=outcome", r"did you mean table:path=patients.csv,y=outcome\?"),
         ("table:path=patients.csv,y=outcome,standardize=true", r"\); did you mean 'standardise'\?"),

@@ -63,6 +63,8 @@ def _named(name: str) -> tuple[Entry | Own | Callable[..., Dataset], dict[str, A
         return theirs, own_values(theirs, what="dataset")[1]
     if kind not in DATASETS and kind not in FORMS:
         path = os.path.expanduser(name)
+        if os.path.isfile(path) and path.endswith(".py"):
+            raise ValueError(f"{name!r} is a file of code; name a function in it, as in {Path(path).stem}:function")
         if os.path.isfile(path):
             raise ValueError(f"{name!r} is a file; write table:path={spec.written(name)},y=COLUMN")
         if os.path.isdir(path):
