@@ -212,7 +212,7 @@ def _bytes(values: Any) -> bytes:
 
 
 def _same(value: Any, default: Any) -> bool:
-    comparable = isinstance(value, (*_PLAIN, tuple, Mapping)) and type(value) is type(default)
+    comparable = type(value) in (*_PLAIN, tuple, dict) and type(value) is type(default)
     return value is default or (comparable and repr(value) == repr(default))
 
 

@@ -56,8 +56,9 @@ def test_the_prior_is_made_once_a_client_for_all_its_steps(monkeypatch):
         made.append(counts_C.sum().item())
         return log_prior(counts_C, epsilon)
 
+    problem = tiny("fedncv+samples", sizes=(20, 20, 20, 20), per_round=4, batch_size=3, epochs=3)
     monkeypatch.setattr(label_prior, "log_prior", noted)
-    train(tiny("fedncv+samples", sizes=(20, 20, 20, 20), per_round=4, batch_size=3, epochs=3))
+    train(problem)
     assert made == [15.0] * 4  # a quarter of the samples is for testing
 
 
