@@ -6,7 +6,6 @@ The partition `natural` gives every household its own samples.
 """
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 import fedncv
@@ -26,14 +25,7 @@ def households() -> fedncv.Dataset:
         targets.append(seen[:, -1:])
         owners.append(np.full(len(seen), house))
     x, y, owner = (np.concatenate(each) for each in (windows, targets, owners))
-    return fedncv.Dataset(
-        "households",
-        torch.from_numpy(x).float(),
-        torch.from_numpy(y).float(),
-        num_classes=1,  # outputs of the model
-        groups=torch.from_numpy(owner),  # partitions by label need integers; forecasts have none of their own
-        owners=torch.from_numpy(owner),
-    )
+    return fedncv.data.from_arrays(x.astype(np.float32), y.astype(np.float32), name="households", owners=owner)
 
 
 class Forecaster(nn.Module):
