@@ -173,6 +173,7 @@ def test_methods_and_switches_that_need_sgd_are_those_whose_formulas_do():
     assert not find_method("fedncv:drift=off,even=off").needs_sgd
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in METHODS if name not in NEED_SGD])
 def test_other_methods_never_read_the_sum_of_step_lengths(name):
     """It is NaN with Adam, and would make everything NaN."""

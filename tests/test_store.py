@@ -55,7 +55,16 @@ def test_killed_at_twenty_random_moments_a_run_ends_with_the_same_bytes(tmp_path
     assert set(verdicts.values()) == {"equal"}, verdicts
 
 
-@pytest.mark.parametrize("method", [*METHODS, FULL_FEDNCV, "fedncv+memory"])
+QUICK_TO_CHECK = {"fedavg", "scaffold", "pfedsim", "fedgen", FULL_FEDNCV}
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param(method, marks=[pytest.mark.slow] * (method not in QUICK_TO_CHECK))
+        for method in [*METHODS, FULL_FEDNCV, "fedncv+memory"]
+    ],
+)
 def test_every_methods_state_survives_the_disk_to_the_last_bit(method, tmp_path):
     result = fedncv.simulate(out=tmp_path / "run", method=method, **QUICK)
     stored = store.read_state(tmp_path / "run", result.problem)

@@ -393,7 +393,8 @@ def begin(out, *, rounds=60):
     return process
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
+@pytest.mark.slow  # tests/test_store.py kills a run at every write point in the fast suite
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_a_stopped_run_is_resumed_to_the_same_bytes(how, tmp_path):
     process = begin(tmp_path / "stopped")
     os.kill(process.pid, how)
@@ -419,6 +420,7 @@ def test_a_stopped_run_is_resumed_to_the_same_bytes(how, tmp_path):
         assert (stopped / name).read_bytes() == (tmp_path / "whole" / "fedavg-seed0" / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_output_into_a_closed_pipe_is_no_error():
     done = subprocess.run(
         f"{sys.executable} -m fedncv run --help | head -1", shell=True, capture_output=True, text=True, check=False

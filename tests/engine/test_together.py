@@ -57,7 +57,7 @@ def test_runs_stacked_together_are_as_alone(name):
     assert len(each_is_as_alone(problems(name))) == len(APART)
 
 
-@pytest.mark.parametrize("name", ["scaffold", "fat_clipping_pr:clip=2"])
+@pytest.mark.parametrize("name", [pytest.param("scaffold", marks=pytest.mark.slow), "fat_clipping_pr:clip=2"])
 def test_so_are_runs_without_momentum(name):
     """A round is clipped by its length over the learning rate of its own run."""
     each_is_as_alone(problems(name, momentum=0.0))

@@ -23,7 +23,7 @@ def test_alpha_one_with_equal_sizes_is_scaffold():
     assert_close(weighted_mean(inside(a.server, "sum_c")), b.server.c_P, rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.parametrize("drift", ["fixed", "adaptive"])
+@pytest.mark.parametrize("drift", ["fixed", pytest.param("adaptive", marks=pytest.mark.slow)])
 def test_the_correction_reaches_the_optimum_that_fedavg_drifts_away_from(drift):
     """Sizes 1 and 3: the optimum of sum_u n_u a_u/2 (x - b_u)^2 is 12 / 13; FedAvg stops elsewhere."""
     optimum = 12 / 13

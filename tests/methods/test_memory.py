@@ -44,8 +44,8 @@ def test_a_perfect_memory_leaves_no_variance():
 
 
 @pytest.mark.parametrize("weights", ["self_normalised", "ht"])
-@pytest.mark.parametrize("drift", ["off", "fixed", "adaptive"])
-@pytest.mark.parametrize("memory", ["fixed", "adaptive"])
+@pytest.mark.parametrize("drift", ["off", pytest.param("fixed", marks=pytest.mark.slow), "adaptive"])
+@pytest.mark.parametrize("memory", [pytest.param("fixed", marks=pytest.mark.slow), "adaptive"])
 def test_with_everybody_in_every_round_the_memory_changes_nothing(memory, drift, weights):
     """m = N: either omega is p, and sum_u p_u h_u = h_bar, so g_hat is the mean of all Delta for any beta."""
     ours, theirs = (tiny(bare_fedncv(memory=name, drift=drift, weights=weights)) for name in (memory, "off"))

@@ -26,6 +26,7 @@ def metrics(folders):
     return [(folder / "metrics.jsonl").read_bytes() for folder in folders]
 
 
+@pytest.mark.slow
 def test_runs_end_as_in_one_process_and_one_that_fails_stops_no_other(tmp_path):
     alone, apart = (prepare(tmp_path / name, CELLS[:2]) for name in ("alone", "apart"))
     gone = [(data, replace(CONFIG, data=data, data_dir=str(tmp_path))) for data in ("mnist", "cifar10")]
