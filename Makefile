@@ -3,6 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TESTED := $(VENV)/.ready-to-test
+TESTED_ALL := $(VENV)/.ready-to-test-all
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: setup run test test-all lint browser clean
@@ -21,6 +22,11 @@ $(TESTED): $(READY)
 	@echo "installing what the tests need into $(VENV) (once)"
 	$(PIP) -e ".[test]"
 	@touch $(TESTED)
+
+$(TESTED_ALL): $(TESTED)
+	@echo "installing the libraries of the slow tests into $(VENV) (once)"
+	$(PIP) -e ".[lora]"
+	@touch $(TESTED_ALL)
 
 run: $(READY)  ## the default study: both readings of FedNCV and four baselines on the built-in digits
 	@rm -rf runs/smoke  # what an earlier version of the code reached is not this one's result
@@ -41,7 +47,7 @@ browser:  # Debian's Chromium opens the report in the tests; without it those te
 test: lint browser
 	$(BIN)/pytest -q -n 2 -m "not slow"
 
-test-all: lint browser
+test-all: lint browser $(TESTED_ALL)
 	$(BIN)/pytest -q -n 2
 
 clean:
