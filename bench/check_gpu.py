@@ -10,6 +10,7 @@ state stored off the device. Needs only the package.
 
 import argparse
 import gc
+import math
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -18,16 +19,20 @@ from typing import Any, cast
 
 import torch
 from study import images, machine
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedncv import keys
 from fedncv.config import RunConfig
-from fedncv.engine import fused
+from fedncv.engine import evaluate, fused
+from fedncv.engine.arithmetic import arithmetic
+from fedncv.engine.choose import engine_for
 from fedncv.engine.keeping import Keeper, Place
 from fedncv.engine.problem import DivergedError, Problem, State, build, start
 from fedncv.engine.sequential import run_round
-from fedncv.engine.stacked import StackedEngine
+from fedncv.engine.stacked import NoMemoryError, StackedEngine, Way
+from fedncv.engine.stacked_scores import ScoringEngine
 from fedncv.methods import METHODS
+from fedncv.models import resnet18_bn
 from fedncv.tree import leaves
 
 QUICK = {"fedgen": "fedgen:generator_steps=3,hidden=8"}  # longer training of the server would test nothing more
@@ -47,6 +52,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--methods", nargs="*", default=list(METHODS))
+    parser.add_argument("--ways", nargs="*", choices=("stacked", "streams"), default=["stacked", "streams"])
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     print(machine())
@@ -63,8 +69,17 @@ def main() -> None:
     if fused.HAVE_KERNELS and device.type == "cuda":
         channels = ((3, 6), (6, 16))
         checks += [(f"fused layer, {c} -> {d} channels", partial(layer, c, d, device), 1e-5) for c, d in channels]
-    for name in arguments.methods:
-        checks += [(f"{name}: stack of {len(OWN)} runs, float64", partial(together, name, device), 1e-10)]
+    for way in arguments.ways:
+        for name in arguments.methods:
+            checks += [(f"{name}: {len(OWN)} runs, {way}, float64", partial(together, name, device, way), 1e-10)]
+        for model in MODELS:
+            checks += [(f"{model.__name__}: {way}, float64", partial(layers, model, device, way), 1e-10)]
+    checks += [
+        ("streams: a batch that cannot be padded", lambda: layers(Mixing, device, "streams"), 1e-10),
+        ("streams: the same bits twice, ResNet-18", lambda: twice(device), 0),
+        ("a model that reads a number: falls back", lambda: falls_back(device), 1e-10),
+        ("no memory for one client: one line", lambda: no_memory(device), 0),
+    ]
     checks += [("fedavg: float32, share of the update", lambda: one_round(device), 1e-4)]
     failed = 0
     for name, check, bound in checks:
@@ -142,9 +157,12 @@ def _relative(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> float:
 # ---- rounds --------------------------------------------------------------------------------------------
 
 
-def problems(device: torch.device | str, own: list[dict[str, Any]], **settings: Any) -> list[Problem]:
+def problems(
+    device: torch.device | str, own: list[dict[str, Any]], *, model: Any = None, **settings: Any
+) -> list[Problem]:
     data = images(240, shape=(1, 16, 16))
-    made = [build(RunConfig(**SMALL | settings | {"device": str(device)} | each), data=data) for each in own]
+    settings = SMALL | settings | {"device": str(device)} | ({"model": "custom"} if model else {})
+    made = [build(RunConfig(**settings | each), data=data, model=model) for each in own]
     return [each._replace(dataset=made[0].dataset) for each in made]
 
 
@@ -174,10 +192,10 @@ def distance(ours: Any, theirs: Any) -> float:
     return worst
 
 
-def together(name: str, device: torch.device) -> float:
+def together(name: str, device: torch.device, way: Way) -> float:
     """Compare runs in one stack on the device with each run alone, sequentially on the CPU; two rounds."""
     method = QUICK.get(name, name)
-    ours = rounds(StackedEngine(problems(device, OWN, method=method, dtype="float64")), 2)
+    ours = rounds(StackedEngine(problems(device, OWN, method=method, dtype="float64"), way=way), 2)
     worst = 0.0
     for problem, got in zip(problems("cpu", OWN, method=method, dtype="float64"), ours, strict=True):
         state = start(problem)
@@ -185,6 +203,126 @@ def together(name: str, device: torch.device) -> float:
             state, _row = run_round(problem, state)
         worst = max(worst, distance(got, state))
     return worst
+
+
+class Deep(nn.Module):
+    """Twenty convolutions with BatchNorm."""
+
+    def __init__(self, shape: tuple[int, ...], outputs: int) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for i in range(20):
+            layers += [nn.Conv2d(shape[0] if i == 0 else 4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU()]
+        self.body = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        self.head = nn.Linear(4, outputs)
+
+    def forward(self, x):  # type: ignore[no-untyped-def]
+        return self.head(self.body(x))
+
+
+class Recurrent(nn.Module):
+    """An LSTM of two layers with dropout between them, over the rows of a picture."""
+
+    def __init__(self, shape: tuple[int, ...], outputs: int) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(shape[-1], 8, num_layers=2, batch_first=True, dropout=0.3)
+        self.head = nn.Linear(8, outputs)
+
+    def forward(self, x):  # type: ignore[no-untyped-def]
+        return self.head(self.lstm(x[:, 0])[0][:, -1])
+
+
+class Attentive(nn.Module):
+    """A layer of a transformer with dropout, over the rows of a picture."""
+
+    def __init__(self, shape: tuple[int, ...], outputs: int) -> None:
+        super().__init__()
+        self.body = nn.TransformerEncoderLayer(shape[-1], 2, 16, dropout=0.2, batch_first=True)
+        self.head = nn.Linear(shape[-1], outputs)
+
+    def forward(self, x):  # type: ignore[no-untyped-def]
+        return self.head(self.body(x[:, 0]).mean(1))
+
+
+class Mixing(nn.Module):
+    """Subtracts the mean of the batch, so a padded sample would change the others."""
+
+    def __init__(self, shape: tuple[int, ...], outputs: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), 8), nn.ReLU())
+        self.head = nn.Linear(8, outputs)
+
+    def forward(self, x):  # type: ignore[no-untyped-def]
+        h = self.body(x)
+        return self.head(h - h.mean(0))
+
+
+class Reads(Mixing):
+    """Branches on a number of the batch, so a step cannot be recorded."""
+
+    def forward(self, x):  # type: ignore[no-untyped-def]
+        h = self.body(x)
+        return self.head(h if h.sum().item() > 0 else -h)
+
+
+MODELS = (Deep, Recurrent, Attentive)
+
+
+def layers(model: Any, device: torch.device, way: Way) -> float:
+    """Compare two rounds and the scores of a model of these layers with the sequential engine on the CPU."""
+    # short steps: twenty BatchNorms over a few samples amplify rounding in every step
+    settings: dict[str, Any] = {"dtype": "float64", "momentum": 0.0}
+    (ours,), (plain,) = (problems(where, [{"lr": 1e-3}], model=model, **settings) for where in (device, "cpu"))
+    engine = ScoringEngine([ours], way=way)
+    (got,), state = rounds(engine, 2), start(plain)
+    for _ in range(2):
+        state, _row = run_round(plain, state)
+    assert engine.before([got])[0] == evaluate.before(plain, state), "scores before differ"
+    assert engine.after([got])[0] == evaluate.after(plain, state), "scores after differ"
+    return distance(got, state)
+
+
+def twice(device: torch.device) -> float:
+    """Return the largest difference of two runs with the same settings, in float32 with BatchNorm."""
+    found = []
+    for _ in range(2):
+        (problem,) = problems(device, OWN[:1], model=resnet18_bn)
+        with arithmetic(problem.config):
+            found.append(rounds(StackedEngine([problem], way="streams"), 2))
+    return distance(*found)
+
+
+def falls_back(device: torch.device) -> float:
+    """Check that a model that cannot be recorded runs one client after the other, with the sequential engine's bits."""
+    (ours,) = problems(device, OWN[:1], model=Reads, dtype="float64")
+    engine = engine_for([ours])
+    if device.type == "cuda":
+        assert engine.name == "sequential", f"it ran with {engine.name}"
+    state, (plain,) = start(ours), problems("cpu", OWN[:1], model=Reads, dtype="float64")
+    theirs = start(plain)
+    for _ in range(2):
+        ((state, _),) = [_going(each) for each in engine.run_rounds([state])]
+        theirs, _row = run_round(plain, theirs)
+    return distance(state, theirs)
+
+
+def no_memory(device: torch.device) -> float:
+    """Check that too little memory for one client is refused in one line."""
+    if device.type != "cuda":
+        return 0.0
+    (problem,) = problems(device, OWN[:1], model=resnet18_bn)
+    gc.collect()
+    torch.cuda.empty_cache()
+    held, whole = torch.cuda.memory_reserved(device), torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.set_per_process_memory_fraction((held + (300 << 20)) / whole, device)
+    try:
+        rounds(StackedEngine([problem], way="streams"), 1)
+    except NoMemoryError as error:
+        print(f"  {error}")
+        return float("\n" in str(error))
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, device)
+    raise AssertionError("there was memory, so nothing was checked")
 
 
 def one_round(device: torch.device) -> float:

@@ -1,12 +1,13 @@
 """Measure training samples per second of larger models in the stack, beside a plain PyTorch loop in the same process.
 
     python bench/models.py --device cuda
+    python bench/models.py --device cuda --precision tf32 bf16
     python bench/models.py --device cpu --clients 2 --batches 1 --turns 1        # does it run?
 
 Ten clients, batches of 32, inputs drawn at random in the right shape. Each turn times a round of the plain loop
-(ordinary modules, autograd, SGD, the same batches, one client after the other) and a round of the engine, so that load
-slows both alike; the result is the median ratio. A model that does not stack is timed as it then runs, one client after
-the other, and the reason is printed.
+(ordinary modules, autograd, SGD, the same batches, one client after the other, eager, in the same precision) and a
+round of the engine, so that load slows both alike; the result is the median ratio. The engine is the one that
+engine=auto takes; it prints which and why. With bf16 a second plain loop, in TF32, is timed too.
 
 ``lora`` is a transformer with frozen weights and adapters of rank 8: BERT of the library transformers (width 256, 4
 layers, 128 tokens) if it is installed, char_transformer otherwise.
@@ -15,7 +16,7 @@ layers, 128 tokens) if it is installed, char_transformer otherwise.
 import argparse
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -26,11 +27,10 @@ from torch import Tensor, nn
 from fedncv.adapters import lora
 from fedncv.config import RunConfig
 from fedncv.data import Clients, Dataset
+from fedncv.engine.arithmetic import arithmetic
+from fedncv.engine.choose import engine_for
 from fedncv.engine.problem import Problem, build, start
 from fedncv.engine.round import draw
-from fedncv.engine.sequential import SequentialEngine
-from fedncv.engine.stacked import CannotStackError
-from fedncv.engine.stacked_scores import ScoringEngine
 from fedncv.flat import Factory
 from fedncv.models import MODELS, Logits
 
@@ -72,6 +72,7 @@ def adapted() -> Case:
 
 
 CASES: dict[str, Callable[[], Case]] = {
+    "lenet5": lambda: Case(MODELS["lenet5"], pictures, 10),
     "resnet18": lambda: Case(MODELS["resnet18"], pictures, 10),
     "resnet18_bn": lambda: Case(MODELS["resnet18_bn"], pictures, 10),
     "char_lstm": lambda: Case(MODELS["char_lstm"], tokens(80, 80), 80),
@@ -84,6 +85,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--models", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--precision", nargs="+", choices=("torch", "float32", "tf32", "bf16"), default=["torch"])
+    parser.add_argument("--engine", default="auto")
     parser.add_argument("--clients", type=int, default=10)
     parser.add_argument("--batches", type=int, default=8, help="of each client in a round")
     parser.add_argument("--turns", type=int, default=5)
@@ -91,69 +94,81 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     print(machine())
-    for name in arguments.models:
-        measure(name, CASES[name](), arguments)
+    for precision in arguments.precision:
+        for name in arguments.models:
+            measure(name, CASES[name](), precision, arguments)
 
 
-def problem_of(case: Case, arguments: argparse.Namespace) -> Problem:
+def problem_of(case: Case, precision: Any, arguments: argparse.Namespace) -> Problem:
     rng = np.random.default_rng(0)
     each = 32 * arguments.batches
     x = case.inputs(arguments.clients * each, rng)
     y = torch.from_numpy(rng.integers(case.outputs, size=len(x)))
     parts = np.array_split(np.arange(len(x)), arguments.clients)
     config = RunConfig(
-        clients=arguments.clients, per_round=arguments.clients, rounds=1000, epochs=1, lr=0.001, device=arguments.device
-    )
+        clients=arguments.clients, per_round=arguments.clients, rounds=1000, epochs=1, lr=0.001,
+        device=arguments.device, precision=precision, engine=arguments.engine,
+    )  # fmt: skip
     clients = Clients(parts, [part[:32] for part in parts])
     return build(config, data=Dataset("drawn", x, y, case.outputs), clients=clients, model=case.factory)
 
 
-def measure(name: str, case: Case, arguments: argparse.Namespace) -> None:
-    problem = problem_of(case, arguments)
-    began = time.perf_counter()
-    try:
-        engine: Any = ScoringEngine([problem])
-        how = "stacked"
-    except CannotStackError as error:
-        engine, how = SequentialEngine([problem]), f"NOT stacked ({error})"
-    states = [start(problem)]
-    for _ in range(2):  # graphs are recorded here
-        states = [settled(each) for each in engine.run_rounds(states)]
-    plain = PlainLoop(problem, case)
-    plain.round()
+def measure(name: str, case: Case, precision: str, arguments: argparse.Namespace) -> None:
+    problem = problem_of(case, precision, arguments)
     device = problem.model.start_P.device
+    began = time.perf_counter()
+    with arithmetic(problem.config):
+        engine = engine_for([problem])
+        states = [start(problem)]
+        for _ in range(2):  # graphs are recorded here
+            states = [settled(each) for each in engine.run_rounds(states)]
+    loops = {precision: PlainLoop(problem, case, precision)}
+    if precision == "bf16":
+        loops["tf32"] = PlainLoop(problem, case, "tf32")
+    for loop in loops.values():
+        loop.round()
     wait(device)
     size = problem.model.layout.num_parameters
-    print(f"{name}: {how}; {size:,} of {problem.model.num_weights:,} parameters train; ", end="")
+    print(
+        f"{name}, precision={precision}: {engine.name}; {size:,} of {problem.model.num_weights:,} parameters train; ",
+        end="",
+    )
     print(f"start-up {time.perf_counter() - began:.1f} s")
-    rates: list[tuple[float, float]] = []
+    rates: list[list[float]] = []
     began = time.perf_counter()
     while len(rates) < arguments.turns and (not rates or time.perf_counter() - began < arguments.seconds):
+        turn: list[float] = []
+        for loop in loops.values():
+            at = time.perf_counter()
+            samples = loop.round()
+            wait(device)
+            turn.append(samples / (time.perf_counter() - at))
         at = time.perf_counter()
-        samples = plain.round()
-        wait(device)
-        middle = time.perf_counter()
-        states = [settled(each) for each in engine.run_rounds(states)]
-        wait(device)
-        rates.append((samples / (middle - at), samples / (time.perf_counter() - middle)))
-    loop, ours = np.median(np.array(rates), axis=0)
-    ratios = np.array([b / a for a, b in rates])
+        with arithmetic(problem.config):
+            states = [settled(each) for each in engine.run_rounds(states)]
+            wait(device)
+        rates.append([*turn, samples / (time.perf_counter() - at)])
+    ours = np.array(rates)[:, -1]
     memory = f", {torch.cuda.memory_reserved(device) / 2**30:.1f} GiB reserved" if device.type == "cuda" else ""
-    print(
-        f"  plain loop {loop:10,.0f} samples/s   fedncv {ours:10,.0f} samples/s   {np.median(ratios):.2f} times "
-        f"(of {len(rates)} turns: {ratios.min():.2f} to {ratios.max():.2f}){memory}",
-        flush=True,
-    )
-    if hasattr(engine, "only") and device.type == "cuda":
-        del engine, plain
+    for i, plain in enumerate(loops):
+        theirs = np.array(rates)[:, i]
+        ratios = ours / theirs
+        print(
+            f"  plain loop in {plain} {np.median(theirs):9,.0f} samples/s   fedncv {np.median(ours):9,.0f} samples/s   "
+            f"{np.median(ratios):.2f} times (of {len(rates)} turns: {ratios.min():.2f} to {ratios.max():.2f}){memory}",
+            flush=True,
+        )
+    engine.close()
+    del engine, loops
+    if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
 class PlainLoop:
     """A module and an optimizer; one client after the other, each from the same weights."""
 
-    def __init__(self, problem: Problem, case: Case) -> None:
-        self._problem = problem
+    def __init__(self, problem: Problem, case: Case, precision: str) -> None:
+        self._problem, self._precision = problem, precision
         self._device = problem.model.start_P.device
         dataset = problem.dataset
         self._module = case.factory(tuple(dataset.x.shape[1:]), dataset.num_classes).to(self._device).train()
@@ -162,6 +177,17 @@ class PlainLoop:
 
     def round(self) -> int:
         """Train all clients of a round; return the number of samples."""
+        matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+        before = matmul.allow_tf32, cudnn.allow_tf32
+        if self._precision in ("float32", "tf32"):
+            matmul.allow_tf32 = cudnn.allow_tf32 = self._precision == "tf32"
+        try:
+            with torch.autocast(self._device.type, torch.bfloat16, enabled=self._precision == "bf16"):
+                return self._round()
+        finally:
+            matmul.allow_tf32, cudnn.allow_tf32 = before
+
+    def _round(self) -> int:
         problem, samples = self._problem, 0
         for u in draw(problem, 0).ids:
             with torch.no_grad():

@@ -229,13 +229,17 @@ class Settings:
     )
     """If a client's update is not finite: stop and name the client, or skip its reply and count it."""
     dtype: Literal["float32", "float64"] = setting("float32", "protocol")
-    """Floating-point precision."""
+    """Floating-point type of parameters and of the method's algebra."""
+    precision: Literal["torch", "float32", "tf32", "bf16"] = setting("torch", "protocol")
+    """Arithmetic of matrix products and convolutions; the rest stays in dtype. torch: PyTorch's own choice, on a GPU
+    TF32 in convolutions, float32 in matrix products. tf32 and bf16 are faster and less exact (docs/performance.md)."""
     device: str = setting("cpu", "machine", simulation_only="federations train only on cpu so far")
     """cpu, or cuda on a machine with a GPU; cuda:1 is the second GPU."""
-    engine: Literal["auto", "sequential", "stacked", "processes"] = setting(
+    engine: Literal["auto", "sequential", "stacked", "streams", "processes"] = setting(
         "auto", "machine", simulation_only="every client trains by itself, as with engine=sequential"
     )
-    """How clients train: one after the other, all at once, or in several processes; auto: the fastest here."""
+    """How clients train: one after the other; stacked, all in one batch; streams, several at a time, each with its own
+    steps on a GPU; processes, on several cores. auto: the fastest here, on a GPU by a trial of a few steps."""
     layers: Literal["auto", "torch", "compiled"] = setting(
         "auto", "machine", simulation_only="every client uses torch's layers"
     )

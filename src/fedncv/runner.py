@@ -20,6 +20,7 @@ from fedncv import termination
 from fedncv.config import RunConfig
 from fedncv.data import holdings, prior_accuracy
 from fedncv.engine import gradients
+from fedncv.engine.arithmetic import arithmetic
 from fedncv.engine.choose import common, engine_for
 from fedncv.engine.problem import DivergedError, Problem, State, build
 from fedncv.engine.protocol import Engine
@@ -28,7 +29,7 @@ from fedncv.export import export
 from fedncv.objects import again, check_code
 from fedncv.observatory import at_model
 from fedncv.probe import find_probe
-from fedncv.results import ACCURACY, read_config, read_rows
+from fedncv.results import ACCURACY, read_config, read_rows, trained_with
 
 Row = dict[str, Any]
 OnRound = Callable[["LiveRun", Row], None]
@@ -73,14 +74,19 @@ class LiveRun:
         """End the run after this round. It keeps a checkpoint and can be resumed; its last row says why it ended."""
         self.stopped = str(reason) or "no reason given"
 
-    def begin(self, engine: str, layers: str) -> None:
-        """Record the engine, the layers, the machine and the partition."""
+    @property
+    def recorded_engine(self) -> str:
+        """The engine that trained the rounds so far; empty if there are none, or no folder."""
+        return trained_with(self.folder) if self.folder is not None and self.state.round else ""
+
+    def begin(self, engine: str, layers: str, why: str) -> None:
+        """Record the engine and why it was chosen, the layers, the machine and the partition."""
         if self._journal is not None:
             config, clients = self.problem.config, self.problem.clients
             parts = [np.concatenate(pair) for pair in zip(clients.train, clients.test, strict=True)]
             held = holdings(self.problem.dataset, parts)
             words = {"data": config.data, "partition": config.partition, "seed": config.seed}
-            self._journal.begin(engine, layers, words | held)
+            self._journal.begin(engine, layers, why, words | held)
 
     def complete(self, state: State, row: Row, seconds: float) -> None:
         """Record the round that led to ``state``."""
@@ -158,8 +164,10 @@ def train(runs: list[LiveRun], *, on_round: OnRound | None = None) -> None:
     saved = any(run.folder is not None for run in runs)
     try:
         if not runs[0].is_finished:
-            with termination.saving_on_sigterm() if saved else contextlib.nullcontext():
-                _train(engine_for([run.problem for run in runs]), runs, on_round)
+            saving = termination.saving_on_sigterm() if saved else contextlib.nullcontext()
+            with saving, arithmetic(runs[0].config):
+                recorded = runs[0].recorded_engine
+                _train(engine_for([run.problem for run in runs], recorded=recorded), runs, on_round)
     finally:
         for run in runs:
             run.close()
@@ -173,7 +181,7 @@ def _train(engine: Engine, runs: list[LiveRun], on_round: OnRound | None) -> Non
     try:
         with one_thread():
             for run, layers in zip(live, engine.layers, strict=True):
-                run.begin(engine.name, layers)
+                run.begin(engine.name, layers, engine.why)
             if config.probe:
                 gradients.check(engine.problems[0])
             if not live[0].rows:

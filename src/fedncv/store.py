@@ -206,7 +206,7 @@ class Journal:
             )
         self._layers = {"layers": layers}
 
-    def begin(self, engine: str, layers: str, partition: dict[str, Any]) -> None:
+    def begin(self, engine: str, layers: str, why: str, partition: dict[str, Any]) -> None:
         """Record what the next rounds are trained with and on, and which samples the clients hold."""
         self.trains_in(layers)
         path = self._folder / MACHINE
@@ -214,6 +214,7 @@ class Journal:
             path.write_bytes(path.read_bytes().rpartition(b"\n")[0] + b"\n")
         now = datetime.now(UTC).isoformat(timespec="seconds")
         words = {"date": now, "round": self._complete[0].round, "engine": engine, "layers": layers}
+        words |= {"why": why} if why else {}
         append(self._folder, MACHINE, words | {"device": self._config.device} | facts(self._config.device))
         if not any((folder / PARTITION).exists() for folder in (self._folder, self._folder.parent)):
             write_atomically(self._folder / PARTITION, json.dumps(partition).encode(), name="partition")

@@ -1,4 +1,4 @@
-"""Asks of stacked clients: run a function of a method on every row at once, each row with its own ask."""
+"""Asks of stacked clients: run a function of a method on every row, each row with its own ask."""
 
 from typing import Any, NamedTuple
 
@@ -9,6 +9,7 @@ from fedncv.flat import Model
 from fedncv.keys import Key
 from fedncv.methods.base import Ask, Client
 from fedncv.tasks import Task
+from fedncv.tree import row, stack
 
 
 class Asks(NamedTuple):
@@ -20,9 +21,10 @@ class Asks(NamedTuple):
     round: int
     client: Client
     key_K2: Key
+    vmapped: bool = True  # all rows at once, under torch.vmap; otherwise one after the other
 
 
-def vmap_asking(function: Any, asks: Asks, *arguments: Any) -> Any:
+def asking(function: Any, asks: Asks, *arguments: Any) -> Any:
     """Apply ``function(ask_of, …)`` to every row, where ``ask_of(buffers_R)`` is the row's ask."""
 
     def one(client, key, *rows):  # type: ignore[no-untyped-def]
@@ -35,10 +37,13 @@ def vmap_asking(function: Any, asks: Asks, *arguments: Any) -> Any:
                 round=asks.round,
                 key=key,
                 num_batches=asks.num_batches,
-                stacked=True,
+                stacked=asks.vmapped,
                 received_R=received_R,
             )
 
         return function(ask_of, *rows)
 
-    return torch.vmap(one)(asks.client, asks.key_K2, *arguments)
+    stacked = asks.client, asks.key_K2, *arguments
+    if asks.vmapped:
+        return torch.vmap(one)(*stacked)
+    return stack([one(*row(stacked, k)) for k in range(len(asks.key_K2))])  # type: ignore[no-untyped-call]

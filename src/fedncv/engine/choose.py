@@ -1,17 +1,28 @@
 """Choose the engine and the layers of a group of runs. No other module decides them."""
 
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import numpy as np
+import torch
 
 from fedncv.config import RunConfig, named
+from fedncv.engine.arithmetic import EXACT
 from fedncv.engine.cpu_fused import CannotCompileError, fused
-from fedncv.engine.problem import Problem
+from fedncv.engine.problem import Problem, start
 from fedncv.engine.processes import ProcessesEngine, can_fork, num_cores
 from fedncv.engine.protocol import Engine
+from fedncv.engine.round import draw
 from fedncv.engine.sequential import SequentialEngine
 
+if TYPE_CHECKING:
+    from fedncv.engine.stacked import Way
+    from fedncv.engine.stacked_scores import ScoringEngine
+
+TRIAL_CLIENTS, TRIAL_STEPS = 16, 4  # in the trial of both ways on a GPU
 WORTH_FORKING = 5e9  # sample-parameters of local training in a run; below this one process is as fast
 
 OWN = named("own")
@@ -26,16 +37,17 @@ def common(config: RunConfig) -> RunConfig:
 class Choice(NamedTuple):
     """Engine and layers of a group of runs."""
 
-    engine: Literal["sequential", "stacked", "processes"]
+    engine: Literal["sequential", "stacked", "streams", "processes"]
     compiled: list[bool]  # for each run, whether it trains in compiled layers
 
 
 def decide(problems: Sequence[Problem]) -> Choice:
     """Return the engine of these runs and the layers of each. ``auto`` takes the fastest measured:
 
-    engine   stacked on a GPU, which is almost idle with one client at a time. On a CPU stacking is slower than one
-             client at a time, so it is processes if there are several cores and enough work to be worth a fork, and
-             sequential otherwise. Both give the same bits.
+    engine   stacked or streams on a GPU, which is almost idle with one client at a time: "stacked" here, and then the
+             faster of both in a trial (``on_gpu``). On a CPU stacking is slower than one client at a time, so it is
+             processes if there are several cores and enough work to be worth a fork, and sequential otherwise. Both
+             give the same bits.
     layers   compiled on a CPU if a run has enough work to be worth compiling and engine=auto. Compiled layers agree
              with torch's only up to rounding, so a run with a named engine keeps torch's layers and their bits.
              The layers of a run depend only on its own settings, not on the other runs.
@@ -47,32 +59,96 @@ def decide(problems: Sequence[Problem]) -> Choice:
         raise ValueError(f"engine=processes forks, which does not work on {where}; use sequential or auto")
     if name == "auto":
         name = "stacked" if on_gpu else "processes" if _worth_forking(problems) else "sequential"
-    if config.layers == "compiled" and (on_gpu or name == "stacked"):
+    if config.layers == "compiled" and (on_gpu or name in ("stacked", "streams")):
         raise ValueError(
-            f"layers=compiled is for the CPU, not for {'a GPU' if on_gpu else 'engine=stacked'}; use layers=auto"
+            f"layers=compiled is for the CPU, not for {'a GPU' if on_gpu else f'engine={name}'}; use layers=auto"
         )
-    if config.layers == "auto" and config.engine == "auto" and not on_gpu:
+    if config.layers == "compiled" and config.precision not in EXACT:
+        raise ValueError(f"layers=compiled computes in float32, not in {config.precision}; use layers=auto")
+    if config.layers == "auto" and config.engine == "auto" and config.precision in EXACT and not on_gpu:
         return Choice(name, [_worth_compiling(problem) for problem in problems])
     return Choice(name, [config.layers == "compiled"] * len(problems))
 
 
-def engine_for(problems: Sequence[Problem]) -> Engine:
-    """Return the engine that ``decide`` names, or the sequential engine if that one cannot run these."""
+def engine_for(problems: Sequence[Problem], *, recorded: str = "") -> Engine:
+    """Return the engine that ``decide`` names, or the sequential engine if that one cannot run these.
+
+    ``recorded`` is the engine that began these runs, if they are resumed: engine=auto then makes no trial, because the
+    last digits of a run depend on its engine.
+    """
     config = problems[0].config
     if any(common(problem.config) != common(config) for problem in problems):
         raise ValueError(f"runs of one engine may differ in {', '.join(OWN)} only")
     choice = decide(problems)
-    if choice.engine == "stacked":
-        from fedncv.engine.stacked import CannotStackError
-        from fedncv.engine.stacked_scores import ScoringEngine
-
-        try:
-            return ScoringEngine(problems, fused=False if config.layers == "torch" else None)
-        except CannotStackError as error:
-            print(f"stacked: {error}; running one client after the other instead", file=sys.stderr)
-            return SequentialEngine(problems)
+    if choice.engine in ("stacked", "streams"):
+        return on_gpu(problems, recorded=recorded) or SequentialEngine(problems)
     problems = _with_layers(problems, choice.compiled)
     return ProcessesEngine(problems) if choice.engine == "processes" else SequentialEngine(problems)
+
+
+def on_gpu(problems: Sequence[Problem], *, recorded: str = "") -> "ScoringEngine | None":
+    """Return the engine that trains these runs together, or None if they cannot be; print the reason.
+
+    engine=auto on a GPU tries both ways for a few steps and takes the faster one.
+    """
+    from fedncv.engine.stacked import CannotStackError
+    from fedncv.engine.stacked_scores import ScoringEngine
+
+    config, failed = problems[0].config, ""
+    tries = config.engine == "auto" and problems[0].model.start_P.is_cuda
+    ways: list[Way] = ["stacked", "streams"] if tries else ["streams" if config.engine == "streams" else "stacked"]
+    if tries and recorded in ways:
+        ways = ["streams" if recorded == "streams" else "stacked"]
+    made: list[ScoringEngine] = []
+    for way in ways:
+        try:
+            fused = False if config.layers == "torch" else None
+            made.append(made[0].turned(way) if made else ScoringEngine(problems, way=way, fused=fused))
+        except CannotStackError as error:
+            failed = f"{way}: {error}"
+            if way == "stacked" and tries:
+                print(f"{failed}; trying each client on a stream of its own", file=sys.stderr)
+    if not made:
+        print(f"{failed}; running one client after the other instead", file=sys.stderr)
+        return None
+    return _faster(made) if len(made) > 1 else made[0]
+
+
+def _faster(engines: "list[ScoringEngine]") -> "ScoringEngine":
+    """Return the engine with the most samples/s in a trial of a few steps; print what was measured."""
+    rates = [_samples_per_second(engine) for engine in engines]
+    best = int(np.argmax(rates))
+    taken = engines.pop(best)
+    engines.clear()  # and the memory of the other
+    torch.cuda.empty_cache()
+    other = "streams" if taken.name == "stacked" else "stacked"
+    taken.why = (
+        f"{rates[best]:,.0f} samples/s in a trial of {TRIAL_STEPS} steps, {other} {rates[1 - best]:,.0f} samples/s"
+    )
+    print(f"engine=auto took {taken.name}: {taken.why}", file=sys.stderr)
+    return taken
+
+
+def _samples_per_second(engine: "ScoringEngine") -> float:
+    """Time the first steps of the first round's clients, after they were recorded; 0 if they do not fit in memory."""
+    each = -(-TRIAL_CLIENTS // len(engine.problems))
+    ids = [draw(problem, 0).ids[:each] for problem in engine.problems]
+    try:
+        arrived = engine.arrive([start(problem) for problem in engine.problems], ids)
+        whole = engine.plan(arrived.rows, [1.0] * len(arrived.rows), 0).counts.steps_KF.sum(1)
+        plan = engine.plan(arrived.rows, [min(1.0, (TRIAL_STEPS - 0.5) / max(1, n)) for n in whole.tolist()], 0)
+        seconds = []
+        for _ in range(3):  # the first one records
+            torch.cuda.synchronize(engine.device)
+            began = time.perf_counter()
+            engine.train(arrived, plan)
+            torch.cuda.synchronize(engine.device)
+            seconds.append(time.perf_counter() - began)
+    except (torch.cuda.OutOfMemoryError, ValueError) as error:
+        print(f"{engine.name}: {str(error).splitlines()[0]}", file=sys.stderr)
+        return 0.0
+    engine.used = engine.computed = 0
+    return float(plan.counts.samples_KF.sum() / min(seconds[1:]))
 
 
 def _with_layers(problems: Sequence[Problem], compiled: list[bool]) -> list[Problem]:

@@ -34,6 +34,8 @@ class MaskedBatchNorm(Weighted):
         self.register_buffer("running_var", plain.running_var)
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.weight is not None and x.dtype != self.weight.dtype:  # autocast's input: torch's own computes so too
+            return self.forward(x.to(self.weight.dtype)).to(x.dtype)
         shape = (1, -1, *[1] * (x.dim() - 2))
         if self.running_mean is not None and self.running_var is not None and not self.training:
             mean_C, var_C = self.running_mean, self.running_var
@@ -94,6 +96,23 @@ def padding_changes(plain: Model, model: Model, example: Tensor) -> bool:
         pairs = _with_and_without(plain, model, example)
         rtol, atol = 1e-3, 1e-4
     return not all(torch.allclose(a, b, rtol=rtol, atol=atol) for a, b in pairs)
+
+
+def mixing_layer(plain: Model, model: Model, example: Tensor) -> str:
+    """Return a sentence with the first layer whose output for the other samples changes with a sample of weight 0."""
+    reason = "mixes the samples of a batch, so the padding of a smaller batch would change the others"
+    try:
+        plain, model = plain.in_double_on_cpu(), model.in_double_on_cpu()
+        example = example.detach().to("cpu", torch.float64 if example.is_floating_point() else example.dtype)
+        with plain.listening() as without, model.listening() as with_padding:
+            _with_and_without(plain, model, example)
+    except (RuntimeError, NotImplementedError, TypeError):
+        return f"a layer {reason}"
+    for (name, a), (_, b) in zip(without, with_padding, strict=False):
+        comparable = isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape[1:] == b.shape[1:]
+        if comparable and not torch.allclose(a, b[: len(a)], rtol=1e-5, atol=1e-6):
+            return f"layer {name} {reason}"
+    return f"the model's own forward, outside its layers, {reason}"
 
 
 def _with_and_without(plain: Model, model: Model, example: Tensor) -> list[tuple[Tensor, Tensor]]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from fedncv.config import RunConfig, short_name
 from fedncv.data import STREAMS, Clients, Dataset, Stream, check_samples, divide, load, split, standardised
 from fedncv.engine import sampling
+from fedncv.engine.arithmetic import check_precision, low_precision
 from fedncv.engine.check import check, check_sgd
 from fedncv.engine.keeping import room
 from fedncv.flat import Factory, Model
@@ -157,6 +158,7 @@ def build(
     given = {"data": data, "model": model, "method": method, "task": task, "optimizer": optimizer}
     check(config, custom=tuple(name for name, value in given.items() if value is not None))
     device = find_device(config.device)
+    check_precision(config, device)
     dataset = data or load(config.data, config.data_dir or None)
     check_samples(dataset)
     if task is None:
@@ -169,7 +171,8 @@ def build(
     dtype = torch.float64 if config.dtype == "float64" else torch.float32
     dataset = dataset._replace(x=dataset.x.to(device), y=dataset.y.to(device))
     example = dataset.inputs(torch.arange(min(2, len(dataset.x))), dtype)
-    made = Model(model or find_model(config.model), example, dataset.num_classes, config.seed, dtype)
+    low = low_precision(config)
+    made = Model(model or find_model(config.model), example, dataset.num_classes, config.seed, dtype, low)
     task = task or find_task(config.task)
     _try_task(short_name(config.task), task, made, dataset, dtype)
     sizes = clients.sizes.astype(np.float64)

@@ -92,6 +92,7 @@ class ProcessesEngine:
     """Run clients in a pool of worker processes; ``close`` it, or use it in a ``with`` block."""
 
     name = "processes"
+    why = ""
 
     def __init__(self, problems: Sequence[Problem], *, workers: int | None = None) -> None:
         self.problems = list(problems)

@@ -13,9 +13,13 @@ class Engine(Protocol):
     ``states`` holds one state for each of ``problems``, in the same order, and so does every list that is returned.
     """
 
-    name: str
-    """sequential, stacked or processes."""
     problems: list[Problem]
+    why: str
+    """How engine=auto chose it on a GPU; empty if there was no trial."""
+
+    @property
+    def name(self) -> str:
+        """sequential, stacked, streams or processes."""
 
     @property
     def layers(self) -> list[str]:

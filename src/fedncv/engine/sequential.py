@@ -30,6 +30,7 @@ class SequentialEngine:
     """Run several runs, one after the other."""
 
     name = "sequential"
+    why = ""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = list(problems)

@@ -1,39 +1,50 @@
-"""The stacked engine: train all clients of a round, of several runs, as one batch.
+"""The engine for a GPU: train all clients of a round, of several runs, together.
 
-The client's functions of the method run under ``torch.vmap`` over stacked rows; the server's half runs per run, in
-the order of ids, with the code of the sequential engine. Runs may differ in ``choose.OWN``: seed, learning rate,
-partition, draw of clients. A run is identified by its place in the stack, not by its seed.
+There are two ways. "stacked": the client's functions of the method run under ``torch.vmap`` over stacked rows, as one
+batch (``stage``). "streams": each client makes ordinary steps on a CUDA stream of its own (``streams``). The server's
+half runs per run, in the order of ids, with the code of the sequential engine. Runs may differ in ``choose.OWN``:
+seed, learning rate, partition, draw of clients. A run is identified by its place in the stack, not by its seed.
 
 K rows (clients of this round in all runs), J runs, F phases.
 """
 
 import copy
+import re
 import sys
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedncv.engine import orders, sampling
-from fedncv.engine.asking import Asks, vmap_asking
+from fedncv.engine.arithmetic import EXACT
+from fedncv.engine.asking import Asks, asking
 from fedncv.engine.fused import HAVE_KERNELS, fuse, fused_task
 from fedncv.engine.keeping import Keeper
 from fedncv.engine.local import Trained, lr_of, total_step_of
 from fedncv.engine.loops import Loops, with_loops
-from fedncv.engine.masked import masked, padding_changes
+from fedncv.engine.masked import masked, mixing_layer, padding_changes
 from fedncv.engine.orders import Counts, Ints, Plan
 from fedncv.engine.problem import DivergedError, Kept, Problem, Settled, State, messages, start
 from fedncv.engine.resident import Resident
 from fedncv.engine.round import Draw, Outcome, draw, finite_rows, settle, wire_bytes
 from fedncv.engine.stage import RATIO, Fixed, Moving, Stage
+from fedncv.engine.streams import SLOTS, Models, Streams
 from fedncv.methods.base import Work
 from fedncv.tree import row, stack, tree_map
 
+Way = Literal["stacked", "streams"]
+GROUP = 4  # with streams: clients in memory for each client in flight
+
 
 class CannotStackError(ValueError):
-    """The model or the method has a part that ``torch.vmap`` cannot run, or that reads padding."""
+    """The model or the method has a part that cannot be run, or recorded, for many clients together."""
+
+
+class NoMemoryError(ValueError):
+    """The device has too little memory for a single client."""
 
 
 class Arrived(NamedTuple):
@@ -60,12 +71,14 @@ class Replied(NamedTuple):
 class StackedEngine:
     """Hold data and graphs for runs of one method, model, dataset and shape."""
 
-    name = "stacked"
+    name: Way
+    why = ""
 
     def __init__(
         self,
         problems: Sequence[Problem],
         *,
+        way: Way = "stacked",
         capacity: int | None = None,
         ratio: float = RATIO,
         fused: bool | None = None,
@@ -77,32 +90,55 @@ class StackedEngine:
             raise CannotStackError(
                 "the model draws frozen weights or buffers from its seed, and these runs have several seeds"
             )
-        fused = fusible(first) if fused is None else fused
+        self._fused = fusible(first) if fused is None else fused
         self.problems = list(problems)
         loops = Loops(first.model)
         self._servers = [with_loops(problem, loops) for problem in problems]
         self.resident = Resident(problems)
-        self.model = masked(first.model, first=fuse if fused else None)
-        self.task = fused_task(first.task) if fused else first.task
         self.config, self.method = first.config, first.method
         self.device = first.model.start_P.device
-        self.capacity = capacity or len(problems) * min(first.config.per_round, first.federation.num_clients)
         self.ratio = ratio
         self.used = 0  # samples that clients trained on, of those computed
         self.computed = 0
         self._start_JP = torch.stack([problem.model.start_P for problem in problems])
         self._seeds = [problem.config.seed for problem in problems]
-        self._stage: Stage | None = None
+        self._stage: Stage | Streams | None = None
         self._planned: tuple[list[Draw], Plan] | None = None  # of the next round
         self._keeper = Keeper(len(problems) * first.federation.num_clients, self.device)
         sizes = self.resident.train.sizes
         self.batch = int(min(self.config.batch_size, sizes.max()))
         self.num_batches = int(-(-sizes.max() // self.config.batch_size))
+        self._take(way, capacity)
+
+    def _take(self, way: Way, capacity: int | None = None) -> None:
+        """Train in this way. Raise CannotStackError if the model or the method cannot."""
+        first = self.problems[0]
+        self.name, self._stage = way, None
+        clients = len(self.problems) * min(first.config.per_round, first.federation.num_clients)
+        self.task = first.task
+        if way == "stacked":
+            self.model = masked(first.model, first=fuse if self._fused else None)
+            if self._fused:
+                self.task = fused_task(first.task)
+            self.capacity = capacity or clients
+            self.group = self.capacity
+        else:
+            self.model = first.model.for_streams()
+            self.capacity = capacity or min(SLOTS, clients)
+            self.group = GROUP * self.capacity
+        self._models = Models(self.model, masked(self.model))
         self._try()
+
+    def turned(self, way: Way) -> Self:
+        """Return an engine for the same runs that trains in the other way, with the samples in the same memory."""
+        other = copy.copy(self)
+        other._planned = None
+        other._take(way)
+        return other
 
     @property
     def layers(self) -> list[str]:
-        return ["stacked"] * len(self.problems)
+        return [self.name + self.model.words] * len(self.problems)
 
     def only(self, runs: Sequence[int]) -> Self:
         """Return an engine for some of the runs, with all recorded graphs."""
@@ -122,10 +158,9 @@ class StackedEngine:
         while True:
             try:
                 return self._run_rounds(states, drawn)
-            except torch.cuda.OutOfMemoryError:  # outside of training, which handles this by itself
-                if self.capacity == 1:
-                    raise
-            self._halve(self.capacity)  # a smaller stack frees memory; states are values: repeat the round
+            except torch.cuda.OutOfMemoryError as error:  # outside of training, which handles this by itself
+                reason = str(error)
+            self._halve(self.capacity, reason)  # a smaller stack frees memory; states are values: repeat the round
 
     def _run_rounds(self, states: Sequence[State], drawn: Sequence[Draw] | None) -> list[Settled]:
         t = states[0].round
@@ -174,7 +209,7 @@ class StackedEngine:
             def init(ask_of, start_P):  # type: ignore[no-untyped-def]
                 return self.method.init_own(ask_of(start_R), start_P)
 
-            fresh = vmap_asking(init, ask, self._start_JP[self._run_of(rows[new])])
+            fresh = asking(init, ask, self._start_JP[self._run_of(rows[new])])
         if len(new) == len(kept):
             own = fresh
         else:
@@ -186,22 +221,21 @@ class StackedEngine:
     def train(self, arrived: Arrived, plan: Plan) -> Replied:
         """Train all clients that have a step to make, as many at a time as fit in memory."""
         groups = [plan.who]
-        if len(plan.who) > self.capacity:  # similar numbers of steps together: the fewest idle rows
+        if len(plan.who) > self.group:  # similar numbers of steps together: the fewest idle rows
             order = np.argsort(-plan.counts.steps_KF[plan.who].sum(1), kind="stable")
-            groups = [plan.who[order[i : i + self.capacity]] for i in range(0, len(order), self.capacity)]
+            groups = [plan.who[order[i : i + self.group]] for i in range(0, len(order), self.group)]
         done: list[Replied] = []
         while groups:
             group = groups.pop(0)
             try:
                 done.append(self._train_group(arrived, plan, group))
                 continue
-            except torch.cuda.OutOfMemoryError:
-                if self.capacity == 1:
-                    raise
+            except torch.cuda.OutOfMemoryError as error:
+                reason = str(error)
             # after the except block: until then the error keeps the failed tensors alive
-            self._halve(len(group))
+            self._halve(len(group), reason)
             pieces = [group, *groups]
-            groups = [g[i : i + self.capacity] for g in pieces for i in range(0, len(g), self.capacity)]
+            groups = [g[i : i + self.group] for g in pieces for i in range(0, len(g), self.group)]
         if len(done) == 1:
             return done[0]
         who = np.concatenate([each.who for each in done])
@@ -210,11 +244,15 @@ class StackedEngine:
         y_KP, buffers_KR, up, own, loss_K = tree_map(lambda *leaf: torch.cat(leaf)[back], *parts)
         return Replied(np.sort(who), y_KP, buffers_KR, up, own, loss_K, plan.counts)
 
-    def _halve(self, clients: int) -> None:
+    def _halve(self, clients: int, reason: str) -> None:
+        """Make the stack smaller. Raise NoMemoryError if it has a single client already."""
+        if self.capacity == 1:
+            raise NoMemoryError(_needed(self.device, reason))
         self.capacity = -(-min(self.capacity, clients) // 2)
+        self.group = self.capacity if self.name == "stacked" else GROUP * self.capacity
         self._stage = None
         torch.cuda.empty_cache()
-        print(f"stacked: out of memory, continuing with {self.capacity} clients at a time", file=sys.stderr)
+        print(f"{self.name}: out of memory, continuing with {self.capacity} clients at a time", file=sys.stderr)
 
     def _train_group(self, arrived: Arrived, plan: Plan, who: Ints) -> Replied:
         if not len(who):
@@ -232,7 +270,7 @@ class StackedEngine:
         def begin(ask_of, down, own, b_R):  # type: ignore[no-untyped-def]
             return self.method.begin(ask_of(b_R), down, own)
 
-        y_KP, scratch = vmap_asking(begin, ask, down, own, buffers_KR)
+        y_KP, scratch = asking(begin, ask, down, own, buffers_KR)
         moving = _own_memory(Moving(y_KP, (), buffers_KR, scratch, y_KP.new_zeros(len(who))))
         fixed = Fixed(down, own, ask.client, y_KP.new_tensor(self._lrs(plan, who)))
         # before training: a copy to a busy device waits for it
@@ -250,7 +288,7 @@ class StackedEngine:
             )  # fmt: skip
             index_TBK = self.resident.train.samples(place.index_TBK, arrived.rows[who][order])
             table = place._replace(index_TBK=index_TBK)
-            fresh = _own_memory(torch.vmap(self.problems[0].optimizer.init)(moving.y_P))
+            fresh = _own_memory(self._fresh(moving.y_P))
             moving = moving._replace(state=fresh)
             stage.run_phase(phase, order, steps[order], table, moving, fixed, round=plan.round)
         self.computed += stage.computed - computed
@@ -259,8 +297,13 @@ class StackedEngine:
         def finish(ask_of, b_R, y_P, work, down, own, scratch):  # type: ignore[no-untyped-def]
             return self.method.finish(ask_of(b_R), y_P, work, down, own, scratch)
 
-        up, own = vmap_asking(finish, ask, moving.buffers_R, moving.y_P, work, down, own, moving.scratch)
+        up, own = asking(finish, ask, moving.buffers_R, moving.y_P, work, down, own, moving.scratch)
         return Replied(who, moving.y_P, moving.buffers_R, up, own, moving.loss / num_steps, plan.counts)
+
+    def _fresh(self, y_KP: Tensor) -> Any:
+        """Return the optimizer's state before the first step of each client."""
+        init = self.problems[0].optimizer.init
+        return torch.vmap(init)(y_KP) if self.name == "stacked" else stack([init(y_P) for y_P in y_KP])
 
     def _work(self, plan: Plan, who: Ints, lr_K: Tensor) -> Work:
         """Return the work of these clients in this round."""
@@ -343,7 +386,8 @@ class StackedEngine:
         seeds = [self._seeds[j] for j in self._run_of(rows).tolist()]
         keys = orders.keys_for(seeds, "client", round, rows % self.resident.num_clients)
         clients = self.resident.clients(rows)
-        return Asks(self.model, self.task, self.num_batches, round, clients, keys.to(self.device))
+        vmapped = self.name == "stacked"
+        return Asks(self.model, self.task, self.num_batches, round, clients, keys.to(self.device), vmapped)
 
     def _run_of(self, rows: Ints) -> Ints:
         return rows // self.resident.num_clients
@@ -357,13 +401,24 @@ class StackedEngine:
         calls = self._stage.calls.get(phase, (0, 0)) if self._stage else (0, 0)
         return calls[0], calls[1]
 
-    def _new_stage(self) -> Stage:
+    def _new_stage(self) -> Stage | Streams:
         phases = self.method.phases(self.config.epochs)
         most_steps = self.num_batches * np.array([phase.epochs for phase in phases])
+        problem = self.problems[0]._replace(task=self.task)
+        if self.name == "streams":
+            return Streams(
+                problem, self._models, self.resident,
+                capacity=self.capacity, num_batches=self.num_batches, most_steps=most_steps,
+            )  # fmt: skip
         return Stage(
-            self.problems[0]._replace(task=self.task), self.model, self.resident,
+            problem, self.model, self.resident,
             capacity=self.capacity, num_batches=self.num_batches, most_steps=most_steps, ratio=self.ratio,
         )  # fmt: skip
+
+    @property
+    def mixes_nothing(self) -> bool:
+        """Whether samples of a batch have no effect on each other's outputs but through BatchNorm."""
+        return self._models.padded is not None
 
     @property
     def waste(self) -> float:
@@ -371,11 +426,11 @@ class StackedEngine:
         return 1 - self.used / self.computed if self.computed else 0.0
 
     def _try(self) -> None:
-        """Find what vmap cannot run here and not in the middle of a study."""
+        """Find what cannot be run or recorded here and not in the middle of a study."""
         with self.model.tracing() as running:
             try:
                 self._trial()
-            except torch.cuda.OutOfMemoryError:
+            except (torch.cuda.OutOfMemoryError, NoMemoryError):
                 raise
             except Exception as error:  # of any layer, task or method
                 reason = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -387,8 +442,11 @@ class StackedEngine:
         """Train one step of two clients."""
         problem = self.problems[0]
         example = problem.dataset.inputs(torch.arange(min(2, len(problem.dataset.x))), problem.dtype)
-        if padding_changes(problem.model, self.model, example):
-            raise CannotStackError("a layer mixes the samples of a batch")
+        padded = self._models.padded or masked(self.model)
+        if padding_changes(problem.model, self.model if self.name == "stacked" else padded, example):
+            if self.name == "stacked":
+                raise CannotStackError(mixing_layer(problem.model, self.model, example))
+            self._models = self._models._replace(padded=None)
         ids = np.argsort(-problem.clients.sizes, kind="stable")[:2]
         arrived = self.arrive([start(each) for each in self.problems], self._of_the_first_run(ids))
         self.train(arrived, self.plan(arrived.rows, [1e-9] * len(ids), 0))
@@ -398,8 +456,21 @@ class StackedEngine:
 
 
 def fusible(problem: Problem) -> bool:
-    """Return whether fused layers can run: they are for GPUs, where they are faster, and for float32."""
-    return HAVE_KERNELS and problem.model.start_P.is_cuda and problem.dtype == torch.float32
+    """Return whether fused layers can run: they are for GPUs, where they are faster, and for exact float32."""
+    exact = problem.dtype == torch.float32 and problem.config.precision in EXACT
+    return HAVE_KERNELS and exact and problem.model.start_P.is_cuda
+
+
+def _needed(device: torch.device, reason: str) -> str:
+    """Return one line: what a single client needed and what there is."""
+    used, whole = torch.cuda.max_memory_allocated(device), torch.cuda.get_device_properties(device).total_memory
+    free = torch.cuda.mem_get_info(device)[0]
+    asked = re.search(r"Tried to allocate ([\d.]+ \w+)", reason)
+    more = f" and asked for {asked.group(1)} more" if asked else ""
+    return (
+        f"not enough memory for one client: it needs more than the {used / 2**30:.1f} GiB that were in use{more}, and "
+        f"{device} has {whole / 2**30:.1f} GiB, {free / 2**30:.1f} GiB of them free; use a smaller batch_size or model"
+    )
 
 
 def _own_memory(tree: Any) -> Any:

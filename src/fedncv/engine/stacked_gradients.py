@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
-from fedncv.engine.asking import vmap_asking
+from fedncv.engine.asking import asking
 from fedncv.engine.gradients import Gradients, Moments, Standing, collected, moments
 from fedncv.engine.orders import Ints
 from fedncv.engine.problem import State
@@ -41,7 +41,7 @@ def _of_clients(engine: StackedEngine, states: Sequence[State], j: int, ids: Int
         return (y_P,) if offset_C is None else (y_P, offset_C)
 
     asks = engine.asks(arrived.rows, states[j].round)
-    y_KP, *offset = vmap_asking(begin, asks, arrived.down, arrived.own, arrived.buffers_KR)
+    y_KP, *offset = asking(begin, asks, arrived.down, arrived.own, arrived.buffers_KR)
     inputs = lambda index: (resident.inputs(index), resident.targets(index))  # noqa: E731
     parts = [torch.from_numpy(problem.clients.train[u]) for u in ids.tolist()]
     alike = bool((y_KP == y_KP[0]).all() & (arrived.buffers_KR == arrived.buffers_KR[0]).all())

@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedncv.engine.asking import Asks, vmap_asking
-from fedncv.engine.evaluate import Scored, shared_model, summary, summary_before, test_sizes
+from fedncv.engine.asking import Asks, asking
+from fedncv.engine.evaluate import CHUNK, Scored, shared_model, summary, summary_before, test_sizes
 from fedncv.engine.gradients import Gradients
 from fedncv.engine.orders import Ints
 from fedncv.engine.problem import State, start
@@ -61,7 +61,7 @@ def after(engine: StackedEngine, states: Sequence[State]) -> list[dict[str, Any]
             return engine.method.begin(ask_of(b_R), down, own)[0]
 
         own, buffers_KR = arrived.own, arrived.buffers_KR
-        y_KP = vmap_asking(begin, asks, arrived.down, own, buffers_KR)  # for those with too little data for a step
+        y_KP = asking(begin, asks, arrived.down, own, buffers_KR)  # for those with too little data for a step
         if len(plan.who):
             replied = engine.train(arrived, plan)
             who_K = torch.from_numpy(replied.who).to(engine.device)
@@ -81,6 +81,8 @@ def scores(
     engine: StackedEngine, rows: Ints, x_KP: Tensor, buffers_KR: Tensor, offset_KC: Tensor | None = None
 ) -> list[Scored]:
     """Score each client's test samples, at its own parameters."""
+    if engine.name == "streams":
+        return _scores_in_turn(engine, rows, x_KP, buffers_KR, offset_KC)
     resident, model, task = engine.resident, engine.model, engine.problems[0].task
     sizes = resident.test.sizes[rows]
     block = int(min(BLOCK, sizes.max()))
@@ -121,6 +123,47 @@ def scores(
     return [Scored(total, np.concatenate(parts)) for total, parts in zip(totals, outputs, strict=True)]
 
 
+def _scores_in_turn(
+    engine: StackedEngine, rows: Ints, x_KP: Tensor, buffers_KR: Tensor, offset_KC: Tensor | None
+) -> list[Scored]:
+    """Score one model after the other. Neighbours with the same model are scored together."""
+    resident, model, task = engine.resident, engine.model, engine.problems[0].task
+    sizes = resident.test.sizes[rows]
+    same_K = torch.zeros(len(rows), dtype=torch.bool, device=engine.device)
+    if engine.mixes_nothing:
+        same_K[1:] = (x_KP[1:] == x_KP[:-1]).all(1) & (buffers_KR[1:] == buffers_KR[:-1]).all(1)
+    firsts = np.flatnonzero(~same_K.cpu().numpy())
+    total_K = torch.zeros(len(rows), dtype=torch.float64, device=engine.device)
+    keeps = bool(engine.problems[0].metrics)
+    outputs: list[list[NDArray[Any]]] = [[] for _ in rows]
+    for first, end in zip(firsts, [*firsts[1:], len(rows)], strict=True):
+        owner = np.repeat(np.arange(first, end), sizes[first:end])
+        place = np.arange(len(owner)) - np.repeat(np.cumsum(sizes[first:end]) - sizes[first:end], sizes[first:end])
+        for i in range(0, len(owner), CHUNK):
+            some = owner[i : i + CHUNK]
+            owner_B = torch.from_numpy(some).to(engine.device)
+            index_B = resident.test.samples(torch.from_numpy(place[i : i + CHUNK]).to(engine.device), rows[some])
+            with torch.no_grad():
+                output, _ = model.forward(x_KP[first], buffers_KR[first], resident.inputs(index_B), mode="eval")
+                logits = output.logits_BC if offset_KC is None else output.logits_BC + offset_KC[owner_B]
+                score_B = task.score(logits, resident.targets(index_B))
+            total_K.index_add_(0, owner_B, score_B.to(torch.float64))
+            if keeps:
+                for k, logits_BC in _runs_of(some, logits.cpu().numpy()):
+                    outputs[k].append(logits_BC)
+    totals: list[float] = total_K.tolist()
+    if not keeps:
+        return list(map(Scored, totals))
+    return [Scored(total, np.concatenate(parts)) for total, parts in zip(totals, outputs, strict=True)]
+
+
+def _runs_of(owner: Ints, values: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:
+    """Yield each owner with its part of the values, which are ordered by owner."""
+    firsts = np.flatnonzero(np.diff(owner, prepend=-1))
+    for first, part in zip(firsts, np.split(values, firsts[1:]), strict=True):
+        yield int(owner[first]), part
+
+
 def _received(engine: StackedEngine, arrived: Arrived, round: int) -> tuple[Tensor, ...]:
     """Return what each client predicts with when it receives its model."""
 
@@ -129,7 +172,7 @@ def _received(engine: StackedEngine, arrived: Arrived, round: int) -> tuple[Tens
         y_P, _ = engine.method.begin(ask, down, own)
         return _prediction(engine.method, ask, y_P, down, own)
 
-    predicted: tuple[Tensor, ...] = vmap_asking(
+    predicted: tuple[Tensor, ...] = asking(
         predict, engine.asks(arrived.rows, round), arrived.down, arrived.own, arrived.buffers_KR
     )
     return predicted
@@ -143,7 +186,7 @@ def _trained(
     def predict(ask_of, y_P, down, own, b_R, received_R):  # type: ignore[no-untyped-def]
         return _prediction(engine.method, ask_of(b_R, received_R), y_P, down, own)
 
-    predicted: tuple[Tensor, ...] = vmap_asking(predict, asks, y_KP, arrived.down, own, buffers_KR, arrived.buffers_KR)
+    predicted: tuple[Tensor, ...] = asking(predict, asks, y_KP, arrived.down, own, buffers_KR, arrived.buffers_KR)
     return predicted
 
 
@@ -192,4 +235,4 @@ class ScoringEngine(StackedEngine):
 
     def close(self) -> None:
         if self.computed:
-            print(f"stacked: {self.waste:.1%} of the computed samples were padding or idle", file=sys.stderr)
+            print(f"{self.name}: {self.waste:.1%} of the computed samples were padding or idle", file=sys.stderr)

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from fedncv.config import RunConfig
 from fedncv.data import Dataset, load
+from fedncv.engine.arithmetic import arithmetic
 from fedncv.engine.problem import Problem, State, build, start
 from fedncv.engine.sequential import one_thread
 from fedncv.observatory.everyone import Engine, common_point, engine_for, everyone
@@ -42,7 +43,7 @@ def rows_of(
         for problem, state, first, second in zip(engine.problems, states, answers, again, strict=True):
             yield _label(problem, of, t) | probe(problem, state, first, second, num_draws=num_draws)
 
-    with one_thread():
+    with one_thread(), arithmetic(configs[0]):
         paths: list[Path] | None = None
         if reference != OWN:
             engine = engine_for(_problems(configs, reference, data))

@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedncv.engine.choose import decide
+from fedncv.engine.choose import decide, on_gpu
 from fedncv.engine.local import train
 from fedncv.engine.problem import DivergedError, Problem, State, arrivals
 from fedncv.engine.round import finite_rows
 from fedncv.engine.sequential import SequentialEngine
-from fedncv.engine.stacked import CannotStackError, StackedEngine
+from fedncv.engine.stacked import StackedEngine
 from fedncv.methods.base import BufferRule
 from fedncv.tree import stack, tree_map
 
@@ -37,12 +37,9 @@ class Everyone(NamedTuple):
 
 
 def engine_for(problems: Sequence[Problem]) -> Engine:
-    """Return the stacked engine on a GPU or if the config asks for it, else the sequential one in torch's layers."""
-    if decide(problems).engine == "stacked":
-        try:
-            return StackedEngine(problems)
-        except CannotStackError:
-            pass
+    """Return the engine for a GPU, there or if the config asks for it, else the sequential one in torch's layers."""
+    if decide(problems).engine in ("stacked", "streams"):
+        return on_gpu(problems) or SequentialEngine(problems)
     return SequentialEngine(problems)
 
 

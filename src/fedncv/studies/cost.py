@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from fedncv.config import RunConfig
 from fedncv.data import DATASETS, load
+from fedncv.engine.arithmetic import arithmetic
 from fedncv.engine.choose import engine_for
 from fedncv.engine.problem import State, build, start
 from fedncv.engine.protocol import Engine
@@ -58,15 +59,15 @@ def calibrate(configs: list[RunConfig]) -> Cost:
     """
     problems = [build(config) for config in configs]
     problems = [problem.sharing(problems[0]) for problem in problems]
-    engine = engine_for(problems)
-    try:
-        with one_thread():
+    with one_thread(), arithmetic(configs[0]):
+        engine = engine_for(problems)
+        try:
             states, _ = _round(engine, [start(problem) for problem in problems])  # the first one also warms up
             began = time.perf_counter()
             again, rows = _round(engine, states)
             seconds = time.perf_counter() - began
-    finally:
-        engine.close()
+        finally:
+            engine.close()
     before, after = (sum(state.totals.samples for state in each) for each in (states, again))
     total = expected_samples(configs[0])
     traffic = sum(row["bytes_down"] + row["bytes_up"] for row in rows) / len(rows) / again[0].round
