@@ -16,7 +16,7 @@ layers, 128 tokens) if it is installed, char_transformer otherwise.
 import argparse
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch

@@ -320,12 +320,14 @@ class Model:
                 hook.remove()
 
     @contextmanager
-    def listening(self) -> Iterator[list[tuple[str, Any]]]:
-        """Yield the outputs of the layers that have no layers inside, each with the layer's name, as they run."""
-        heard: list[tuple[str, Any]] = []
+    def listening(self) -> Iterator[list[tuple[str, Any, Any]]]:
+        """Yield name, first input and output of each layer that has no layers inside, in the order they run."""
+        heard: list[tuple[str, Any, Any]] = []
         hooks = [
             part.register_forward_hook(
-                lambda _part, _inputs, output, words=f"{name} ({type(part).__name__})": heard.append((words, output))
+                lambda _part, given, output, words=f"{name} ({type(part).__name__})": heard.append(
+                    (words, given[0] if given else None, output)
+                )
             )
             for name, part in self._module.named_modules()
             if name and next(part.children(), None) is None

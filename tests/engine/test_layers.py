@@ -277,3 +277,14 @@ def add_noise(module):
 def test_a_gradient_that_padding_changes_is_noticed():
     model = Model(lambda *_: counted(), torch.ones(3, 5, dtype=torch.int64), 3, seed=0)
     assert padding_changes(model, masked(model), torch.ones(2, 5, dtype=torch.int64))
+
+
+def test_the_layer_that_mixes_samples_is_named(capsys):
+    class Centred(nn.Module):
+        def forward(self, x):
+            return x - x.mean(0)
+
+    engine_for([federation(lambda: Around(plain, nn.Sequential(nn.ReLU(), Centred())), engine="stacked")])
+    assert "stacked: layer layer.1 (Centred) mixes the samples of a batch" in capsys.readouterr().err
+    engine_for([federation(lambda: Around(lambda _module, h: h - h.mean(0)), engine="stacked")])
+    assert "the model's own forward, before its layer head (Linear), mixes the samples" in capsys.readouterr().err

@@ -24,18 +24,21 @@ from fedncv.methods.base import Phase
 from fedncv.tree import leaves
 
 NAMES = [*METHODS, FULL_FEDNCV]
-every_method = pytest.mark.parametrize("name", NAMES)
 FEW = ("fedavg", FULL_FEDNCV, "scaffold", "fedrep")  # plain, rows, state, phases
 few_methods = pytest.mark.parametrize(
     "name", [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
 )
 
 
-@every_method
-def test_whole_rounds_equal_the_sequential_engine(name):
+@pytest.mark.parametrize(
+    ("way", "name"),
+    [("stacked", name) for name in NAMES]
+    + [pytest.param("streams", name, marks=[] if name in FEW else [pytest.mark.slow]) for name in NAMES],
+)
+def test_whole_rounds_equal_the_sequential_engine(way, name):
     """Server, running statistics, what clients keep, work, bytes, losses and scores; float64, 1e-10."""
     problem, atol = tiny(QUICK.get(name, name), **HARD), 1e-10
-    engine = StackedEngine([problem])
+    engine = StackedEngine([problem], way=way)
     state = stacked = start(problem)
     for _ in range(3):
         state, row = run_round(problem, state)

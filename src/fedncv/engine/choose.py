@@ -95,10 +95,7 @@ def on_gpu(problems: Sequence[Problem], *, recorded: str = "") -> "ScoringEngine
     from fedncv.engine.stacked_scores import ScoringEngine
 
     config, failed = problems[0].config, ""
-    tries = config.engine == "auto" and problems[0].model.start_P.is_cuda
-    ways: list[Way] = ["stacked", "streams"] if tries else ["streams" if config.engine == "streams" else "stacked"]
-    if tries and recorded in ways:
-        ways = ["streams" if recorded == "streams" else "stacked"]
+    ways = _ways(config.engine, recorded, on_gpu=problems[0].model.start_P.is_cuda)
     made: list[ScoringEngine] = []
     for way in ways:
         try:
@@ -106,12 +103,19 @@ def on_gpu(problems: Sequence[Problem], *, recorded: str = "") -> "ScoringEngine
             made.append(made[0].turned(way) if made else ScoringEngine(problems, way=way, fused=fused))
         except CannotStackError as error:
             failed = f"{way}: {error}"
-            if way == "stacked" and tries:
+            if way != ways[-1]:
                 print(f"{failed}; trying each client on a stream of its own", file=sys.stderr)
     if not made:
         print(f"{failed}; running one client after the other instead", file=sys.stderr)
         return None
     return _faster(made) if len(made) > 1 else made[0]
+
+
+def _ways(engine: str, recorded: str, *, on_gpu: bool) -> "list[Way]":
+    """Return the ways to try: both for engine=auto on a GPU, unless the run was begun with one of them."""
+    if engine == "auto" and on_gpu and recorded not in ("stacked", "streams"):
+        return ["stacked", "streams"]
+    return ["streams" if "streams" in (engine, recorded) and engine != "stacked" else "stacked"]
 
 
 def _faster(engines: "list[ScoringEngine]") -> "ScoringEngine":

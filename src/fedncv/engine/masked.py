@@ -108,11 +108,18 @@ def mixing_layer(plain: Model, model: Model, example: Tensor) -> str:
             _with_and_without(plain, model, example)
     except (RuntimeError, NotImplementedError, TypeError):
         return f"a layer {reason}"
-    for (name, a), (_, b) in zip(without, with_padding, strict=False):
-        comparable = isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape[1:] == b.shape[1:]
-        if comparable and not torch.allclose(a, b[: len(a)], rtol=1e-5, atol=1e-6):
+    for (name, *alone), (_, *padded) in zip(without, with_padding, strict=False):
+        if _differ(alone[0], padded[0]):
+            return f"the model's own forward, before its layer {name}, {reason}"
+        if _differ(alone[1], padded[1]):
             return f"layer {name} {reason}"
-    return f"the model's own forward, outside its layers, {reason}"
+    return f"the model's own forward {reason}"
+
+
+def _differ(alone: object, padded: object) -> bool:
+    if not isinstance(alone, Tensor) or not isinstance(padded, Tensor) or alone.shape[1:] != padded.shape[1:]:
+        return False
+    return not torch.allclose(alone, padded[: len(alone)], rtol=1e-5, atol=1e-6)
 
 
 def _with_and_without(plain: Model, model: Model, example: Tensor) -> list[tuple[Tensor, Tensor]]:

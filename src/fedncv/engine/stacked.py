@@ -11,6 +11,7 @@ K rows (clients of this round in all runs), J runs, F phases.
 import copy
 import re
 import sys
+import textwrap
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, Self
 
@@ -433,7 +434,7 @@ class StackedEngine:
             except (torch.cuda.OutOfMemoryError, NoMemoryError):
                 raise
             except Exception as error:  # of any layer, task or method
-                reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+                reason = textwrap.shorten((str(error).strip() or type(error).__name__).splitlines()[0], 160)
                 where = f"layer {running[-1]}: " if running else ""
                 raise CannotStackError(where + reason) from error
         self.used = self.computed = 0
