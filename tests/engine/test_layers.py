@@ -193,6 +193,19 @@ def test_layers_that_cannot_be_stacked_fall_back_and_say_so(name, capsys):
     same(state, run_round(problem, start(problem))[0])
 
 
+@pytest.mark.parametrize("name", of_outcome("falls back", FELL[:2]))
+def test_layers_that_cannot_be_stacked_run_on_streams_with_the_same_numbers(name):
+    problem = federation(CASES[name], engine="streams")
+    engine = engine_for([problem])
+    assert engine.name == "streams"
+    ((got, row),) = engine.run_rounds([start(problem)])
+    state, expected = run_round(problem, start(problem))
+    close(got, state)
+    assert row["loss"] == pytest.approx(expected["loss"], abs=1e-10)
+    assert engine.before([got]) == [evaluate.before(problem, state)]
+    assert engine.after([got]) == [evaluate.after(problem, state)]
+
+
 @pytest.mark.parametrize("name", of_outcome("refused", CASES))
 def test_layers_that_would_be_wrong_are_refused(name):
     with pytest.raises(ValueError, match=r"random numbers|max_norm|momentum=None"):

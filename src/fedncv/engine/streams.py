@@ -116,6 +116,7 @@ class Streams:
         self._round = 0
         self._slots: list[Slot] = []
         self._round_matters: dict[int, bool] = {}
+        self._tried: set[tuple[int, int, bool]] = set()
 
     def run_phase(
         self, phase: int, rows: Ints, steps: Ints, table: Table, moving: Moving, fixed: Fixed, *, round: int
@@ -188,14 +189,16 @@ class Streams:
             slot.graphs[form].replay()
 
     def _record(self, slot: Slot, phase: int, size: int, padded: bool) -> None:
-        """Record a step; undo the trial run before it."""
+        """Record a step. The first of its kind is run before, so that everything is loaded, and undone."""
         assert slot.stream is not None
-        kept = [*_tensors(slot.moving), slot.step]
-        with slot.running():
-            saved = [leaf.clone() for leaf in kept]
-            self._one_step(slot, phase, size, padded)
-            for leaf, before in zip(kept, saved, strict=True):
-                leaf.copy_(before)
+        if (phase, size, padded) not in self._tried:
+            kept = [*_tensors(slot.moving), slot.step]
+            with slot.running():
+                saved = [leaf.clone() for leaf in kept]
+                self._one_step(slot, phase, size, padded)
+                for leaf, before in zip(kept, saved, strict=True):
+                    leaf.copy_(before)
+            self._tried.add((phase, size, padded))
         graph = record(lambda: self._one_step(slot, phase, size, padded), slot.stream, slot.pool)
         of_round = self._round if self._round_matters[phase] else None
         slot.graphs = {form: g for form, g in slot.graphs.items() if form[3] in (None, self._round)}
