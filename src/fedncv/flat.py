@@ -96,6 +96,7 @@ class Weighted(nn.Module):
     """A layer that uses several samples of a batch, and gets weights that mark samples and padding."""
 
     weight_B: Tensor | None = None
+    replaces_buffers = False  # by new tensors, and never writes into them
 
 
 class _Listener:
@@ -183,6 +184,8 @@ class Model:
         self._head.register_forward_pre_hook(_Listener(self), with_kwargs=True)
         self._mode_set: bool | None = None
         self._places: list[Place] = []
+        named = [(name, part) for name, part in module.named_modules() if getattr(part, "replaces_buffers", False)]
+        self._replaced = {f"{name}.{buffer}" if name else buffer for name, part in named for buffer in part._buffers}
 
     @contextmanager
     def _holding(self, tensors: dict[str, Tensor]) -> Iterator[None]:
@@ -301,11 +304,12 @@ class Model:
         tensors = self.layout.unflatten(x_P, b_R)
         statistics = self.layout.buffer_names
         if training:  # BatchNorm writes into its buffers
-            tensors |= {name: tensors[name].clone() for name in statistics}
+            tensors |= {name: tensors[name].clone() for name in statistics if name not in self._replaced}
         with self._holding(tensors), self._rewriting(key if training else None):
             logits = self._module(inputs)
-        if mode == "train" and statistics:
-            b_R = torch.cat([tensors[name].reshape(-1) for name in statistics])
+            if mode == "train" and statistics:
+                after = {name: held[key] for name, held, key in self._places}
+                b_R = torch.cat([after[name].reshape(-1) for name in statistics])
         return Output(logits, self._features), b_R
 
     def _rewriting(self, key: Key | None) -> AbstractContextManager[Any]:
