@@ -69,6 +69,7 @@ def main() -> None:
     if fused.HAVE_KERNELS and device.type == "cuda":
         channels = ((3, 6), (6, 16))
         checks += [(f"fused layer, {c} -> {d} channels", partial(layer, c, d, device), 1e-5) for c, d in channels]
+        checks += [("linear layers in one kernel", lambda: linear(device), 1e-5)]
     for way in arguments.ways:
         for name in arguments.methods:
             checks += [(f"{name}: {len(OWN)} runs, {way}, float64", partial(together, name, device, way), 1e-10)]
@@ -147,6 +148,24 @@ def layer(C: int, D: int, device: torch.device) -> float:
     theirs = cast(Any, fused.backward)(*(a.double() for a in parts), True)
     some = (0, 1, 3, 4)  # the gradient of a bias before BatchNorm is zero up to rounding
     return max(worst, _relative([ours[i] for i in some], [theirs[i] for i in some]))
+
+
+def linear(device: torch.device) -> float:
+    """Compare linear layers in float32, with ReLU and without, with torch's in float64, forward and backward."""
+    from fedncv.engine import fused_kernels
+
+    generator = torch.Generator().manual_seed(0)
+    worst = 0.0
+    for N, M, relu in ((400, 120, True), (84, 10, False)):
+        shapes = ((3, 9, N), (3, M, N), (3, M), (3, 9, M))
+        x, w, bias, g = (torch.randn(*shape, generator=generator).to(device) for shape in shapes)
+        leaf = [a.double().requires_grad_() for a in (x, w, bias)]
+        plain = torch.baddbmm(leaf[2].unsqueeze(1), leaf[0], leaf[1].mT)
+        plain = plain.relu() if relu else plain
+        theirs = (plain.detach(), *torch.autograd.grad(plain, leaf, g.double()))
+        out = fused_kernels.linear(x, w, bias, relu)
+        worst = max(worst, _relative((out, *fused_kernels.linear_backward(g, x, w, out, relu, True)), theirs))
+    return worst
 
 
 def _relative(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> float:

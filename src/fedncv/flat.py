@@ -98,6 +98,7 @@ class Weighted(nn.Module):
     """A layer that uses several samples of a batch, and gets weights that mark samples and padding."""
 
     weight_B: Tensor | None = None
+    replaces_buffers = False  # by new tensors, and never writes into them
 
 
 class Form(NamedTuple):
@@ -233,6 +234,8 @@ class Model:
         self._mode_set: bool | None = None
         self._places: list[Place] = []
         self._forms: list[Form] = []
+        named = [(name, part) for name, part in module.named_modules() if getattr(part, "replaces_buffers", False)]
+        self._replaced = {f"{name}.{buffer}" if name else buffer for name, part in named for buffer in part._buffers}
 
     @contextmanager
     def _holding(self, tensors: dict[str, Tensor]) -> Iterator[None]:
@@ -391,13 +394,14 @@ class Model:
         tensors = self._tensors(x_P, b_R)
         statistics = self.layout.buffer_names
         if training:  # BatchNorm writes into its buffers
-            tensors |= {name: tensors[name].clone() for name in statistics}
+            tensors |= {name: tensors[name].clone() for name in statistics if name not in self._replaced}
         if self._channels_last and inputs.dim() == 4:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
         with self._holding(tensors), self._rewriting(key if training else None), self._lower(x_P):
             logits = self._module(inputs)
-        if mode == "train" and statistics:
-            b_R = torch.cat([tensors[name].reshape(-1) for name in statistics])
+            if mode == "train" and statistics:
+                after = {name: held[key] for name, held, key in self._places}
+                b_R = torch.cat([after[name].reshape(-1) for name in statistics])
         if self._low is None:
             return Output(logits, self._features), b_R
         return Output(logits.to(x_P.dtype), self._features.to(x_P.dtype)), b_R

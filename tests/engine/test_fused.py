@@ -12,7 +12,7 @@ from fedncv.engine import fused
 from fedncv.engine.problem import build, start
 from fedncv.engine.sequential import run_round
 from fedncv.engine.stacked import StackedEngine
-from fedncv.models import LeNet5
+from fedncv.models import MLP, LeNet5
 from fedncv.tree import leaves
 
 runs_kernels = pytest.mark.skipif(
@@ -93,6 +93,19 @@ def test_fusing_keeps_names_and_shapes():
     assert [name for name, _ in other.named_buffers()] == kept
 
 
+def test_a_relu_after_a_linear_layer_is_part_of_it_if_convolutions_are_fused():
+    plain, other, mlp = LeNet5((3, 20, 20), 10), LeNet5((3, 20, 20), 10), MLP((1, 4, 4), 3)
+    other.load_state_dict(plain.state_dict())
+    fused.fuse(other)
+    assert [part.relu for part in other.modules() if isinstance(part, fused.Linear)] == [True, True, False]
+    assert not any(isinstance(part, nn.ReLU) for part in other.modules())
+    x = torch.randn(4, 3, 20, 20)
+    assert_close(other.eval()(x), plain.eval()(x))
+    fused.fuse(mlp)  # no convolution: everything keeps its second derivatives
+    assert isinstance(mlp.body[2], nn.ReLU)
+    assert not any(part.in_one for part in mlp.modules() if isinstance(part, fused.Linear))
+
+
 @pytest.mark.parametrize(
     "layers",
     [
@@ -142,3 +155,31 @@ def test_kernels_give_what_the_reference_gives(C, side, D):
     got, expected = fused_kernels.backward(g, *parts), fused.backward(g.double(), *wide)
     for i in (0, 1, 3, 4):  # the gradient of a bias before BatchNorm is zero: rounding only
         assert torch.linalg.vector_norm(got[i] - expected[i]) <= 1e-5 * torch.linalg.vector_norm(expected[i])
+
+
+@runs_kernels
+@pytest.mark.parametrize(("N", "M", "relu"), [(400, 120, True), (84, 10, False)])
+def test_the_kernels_of_linear_layers_give_what_torch_gives(N, M, relu):
+    from fedncv.engine import fused_kernels
+
+    x, w, bias, g = (torch.randn(*shape, device="cuda") for shape in ((3, 9, N), (3, M, N), (3, M), (3, 9, M)))
+    leaf = [a.double().requires_grad_() for a in (x, w, bias)]
+    plain = torch.baddbmm(leaf[2].unsqueeze(1), leaf[0], leaf[1].mT)
+    plain = plain.relu() if relu else plain
+    out = fused_kernels.linear(x, w, bias, relu)
+    got = (out, *fused_kernels.linear_backward(g, x, w, out, relu, True))
+    for a, b in zip(got, (plain, *torch.autograd.grad(plain, leaf, g.double())), strict=True):
+        assert torch.linalg.vector_norm(a - b) <= 1e-5 * torch.linalg.vector_norm(b)
+
+
+@runs_kernels
+def test_the_kernel_of_a_batch_copies_what_indexing_gives():
+    from fedncv.engine import fused_kernels
+
+    index, weight = torch.randint(0, 50, (3, 4, 6), device="cuda"), torch.rand(3, 4, 6, device="cuda")
+    number, key = torch.randint(0, 9, (3, 6), device="cuda"), torch.randint(0, 9, (3, 6, 2), device="cuda")
+    x, y = torch.randn(50, 3, 5, 5, device="cuda"), torch.randint(0, 10, (50,), device="cuda")
+    got = fused_kernels.batch((index, weight, number, key), torch.tensor([2], device="cuda"), x, y, 5)
+    rows = index[2, :, :5]
+    for a, b in zip(got, (x[rows], y[rows], weight[2, :, :5], number[2, :5], key[2, :5]), strict=True):
+        assert torch.equal(a, b)

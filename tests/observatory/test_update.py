@@ -405,7 +405,7 @@ def test_the_stacked_engine_gives_the_same_answers(method):
     for replicate in (0, 1):
         (one,) = everyone(engine_for([problem]), [state], replicate=replicate)
         engine = engine_for([stacked])
-        assert type(engine).__name__ == "StackedEngine"
+        assert engine.name == "stacked"
         (other,) = everyone(engine, [state], replicate=replicate)
         assert_close(one.delta_NP, other.delta_NP, rtol=0, atol=1e-10)
         assert_close(one.ups, other.ups, rtol=0, atol=1e-10)

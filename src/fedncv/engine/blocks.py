@@ -22,6 +22,18 @@ def blocks(module: nn.Module) -> Iterator[Block]:
                 yield sequence, i, conv, norm
 
 
+def pairs(module: nn.Module) -> Iterator[tuple[nn.Sequential, int]]:
+    """Yield (sequence, place of a linear layer) with a ReLU after it, if neither is used or hooked elsewhere."""
+    names = [id(part) for _, part in module.named_modules(remove_duplicate=False)]
+    for sequence in [part for part in module.modules() if type(part) is nn.Sequential]:
+        for i in range(len(sequence) - 1):
+            linear, relu = sequence[i], sequence[i + 1]
+            if any(names.count(id(part)) > 1 or _watched(part) for part in (linear, relu)):
+                continue
+            if type(linear) is nn.Linear and type(relu) is nn.ReLU:
+                yield sequence, i
+
+
 def replace_block(block: Block, conv: nn.Module, norm: nn.Module) -> None:
     """Replace the block's first two layers by these; the layers after them do nothing and keep their names."""
     sequence, i, *_ = block

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedncv.engine.blocks import blocks, replace_block
+from fedncv.engine.blocks import blocks, pairs, replace_block
 from fedncv.engine.masked import MaskedBatchNorm
 from fedncv.tasks import TASKS, Task
 
@@ -73,6 +73,49 @@ class Backward(torch.autograd.Function):
         return _fold(Backward, info.batch_size, in_dims, arguments)
 
 
+class Affine(torch.autograd.Function):
+    """x w' + bias, after ReLU if wanted: (K, B, N), (K, M, N), (K, M), relu -> (K, B, M). Only on a GPU."""
+
+    @staticmethod
+    def forward(x: Tensor, w: Tensor, bias: Tensor, relu: bool) -> Tensor:
+        return fused_kernels.linear(x, w, bias, relu)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        x, w, _, ctx.relu = inputs
+        ctx.save_for_backward(x, w, output)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        apply: Callable[..., tuple[Tensor, ...]] = AffineBackward.apply
+        dx, *others = apply(g, *ctx.saved_tensors, ctx.relu, bool(ctx.needs_input_grad[0]))
+        return (dx if ctx.needs_input_grad[0] else None), *others, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *arguments: Any) -> Any:
+        return _fold(Affine, info.batch_size, in_dims, arguments)
+
+
+class AffineBackward(torch.autograd.Function):
+    """(g, x, w, out; relu, wants_x) -> dx, dw, dbias."""
+
+    @staticmethod
+    def forward(*arguments: Any) -> tuple[Tensor, ...]:
+        return fused_kernels.linear_backward(*arguments)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        raise RuntimeError("the fused layers have no second derivatives")
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *arguments: Any) -> Any:
+        return _fold(AffineBackward, info.batch_size, in_dims, arguments)
+
+
 class Entropy(torch.autograd.Function):
     """Cross entropy of every row: (K, B, C) logits, (K, B) classes -> (K, B)."""
 
@@ -129,6 +172,11 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def fused_task(task: Task) -> Task:
     return task._replace(loss=cross_entropy) if task is TASKS["classification"] else task
+
+
+def batch(tables: tuple[Tensor, ...], step: Tensor, x: Tensor, y: Tensor, k: int) -> tuple[Tensor, ...]:
+    """Return inputs, targets, weights, numbers and keys of a step's first k clients in one launch. Only on a GPU."""
+    return fused_kernels.batch(tables, step, x, y, k)
 
 
 def _fold(operation: Any, size: int, in_dims: Any, arguments: Any) -> Any:
@@ -232,8 +280,7 @@ class FusedConv(nn.Module):
         stacked = (x, self.weight, bias, norm.weight, norm.bias, norm.running_mean, norm.running_var, weight_B)
         apply: Callable[..., tuple[Tensor, ...]] = Forward.apply
         out, _, _, _, new_mean, new_var = apply(*(a.unsqueeze(0) for a in stacked), norm.eps, norm.momentum)
-        norm.running_mean.copy_(new_mean.squeeze(0).detach())
-        norm.running_var.copy_(new_var.squeeze(0).detach())
+        norm.running_mean, norm.running_var = new_mean.squeeze(0).detach(), new_var.squeeze(0).detach()
         return out.squeeze(0)  # not out[0]: its gradient would write zeros first
 
 
@@ -248,25 +295,35 @@ class FusedNorm(MaskedBatchNorm):
 
 
 class Linear(nn.Module):
-    """nn.Linear, which under vmap would add its bias with one more kernel."""
+    """nn.Linear, which under vmap would add its bias with one more kernel, and the ReLU after it if ``relu``."""
 
-    def __init__(self, plain: nn.Linear) -> None:
+    def __init__(self, plain: nn.Linear, relu: bool = False) -> None:
         super().__init__()
-        self.weight, self.bias = plain.weight, plain.bias
+        self.weight, self.bias, self.relu = plain.weight, plain.bias, relu
+        self.in_one = False  # all of it in one kernel, which has no second derivatives
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.in_one and self.bias is not None and x.dim() == 2 and _on_gpu(x):
+            apply: Callable[..., Tensor] = Affine.apply
+            return apply(*(a.unsqueeze(0) for a in (x, self.weight, self.bias)), self.relu).squeeze(0)
         out = x @ self.weight.T
-        return out if self.bias is None else out + self.bias
+        out = out if self.bias is None else out + self.bias
+        return F.relu(out) if self.relu else out
 
 
 def fuse(module: nn.Module) -> None:
-    """Fuse all possible blocks, and replace all linear layers."""
+    """Fuse all possible blocks, and replace all linear layers; with the ReLU after them if there are fused blocks."""
+    found = [block for block in blocks(module) if max(block[2].in_channels, block[2].out_channels) <= MOST_CHANNELS]
+    for block in found:
+        fused = FusedNorm(block[3])
+        replace_block(block, FusedConv(block[2], fused), fused)
+    rectified = {id(sequence[i]): (sequence, i + 1) for sequence, i in pairs(module)} if found else {}
     for name, part in list(module.named_modules()):
         if type(part) is nn.Linear and name:
             parent, _, child = name.rpartition(".")
-            setattr(module.get_submodule(parent), child, Linear(part))
-    for block in list(blocks(module)):
-        _, _, conv, norm = block
-        if max(conv.in_channels, conv.out_channels) <= MOST_CHANNELS:
-            fused = FusedNorm(norm)
-            replace_block(block, FusedConv(conv, fused), fused)
+            linear = Linear(part, relu=id(part) in rectified)
+            linear.in_one = bool(found)
+            setattr(module.get_submodule(parent), child, linear)
+            if linear.relu:
+                sequence, i = rectified[id(part)]
+                sequence[i] = nn.Identity()

@@ -1,13 +1,19 @@
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,import-untyped,import-not-found"
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,var-annotated,import"
 """Triton kernels for conv -> BatchNorm -> ReLU -> 2x2 maximum of many small models at once, float32.
 
 Model k has its own weights. Between kernels only the convolution's output z and a few sums are kept; columns
 of the convolution are gathered on the fly and never stored.
 
 K models, B samples, C -> D channels, H x W inputs, i x j filter, P = HO x WO outputs of the convolution,
-T = C i j terms of one output. A program of the grid handles one sample of one model (or a part of it).
+T = C i j terms of one output.
+
+In the convolutions a thread (a lane of a one-dimensional block) owns R pixels of one column of one sample, and
+neighbouring threads own neighbouring columns. So loads are coalesced, a loaded pixel serves i taps and several
+channels, and all running sums are registers: tuples of blocks, one block for each sum. Programs are single warps.
+Sums over lanes and programs have a fixed order: the same call gives the same bits.
 """
 
+import functools
 from typing import Any
 
 import torch
@@ -15,116 +21,129 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK_Q = 256
-SUMS = 64  # running sums a thread holds
+SIZES = ["B", "K", "blocks", "capacity", "chunks", "pieces", "m_k", "m_b", "t_k", "t_b"]  # compiled once for all
+LANES = 32  # of a program of a convolution: one warp, so that its sums need no barrier
+MOST_SUMS = 100  # running sums that a thread holds
+FEW_SUMS = 10  # below, a thread loads almost as much as it multiplies
+WHOLE = 32  # pixels of a column that a thread of the input gradient owns: then no product is with padding
+ENOUGH = 800  # programs of a convolution that keep an H200 busy
+PIECES = 1500  # programs of a weight gradient: those that run at once
+BLOCK_Q = 512
+PRECISION = tl.constexpr("tf32x3")  # matrix products of three parts: the error of float32
 
 
-@triton.jit
-def _convolve(x, w, bias, z, part, x_k, x_b, w_k, bias_k, B, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
-              D: tl.constexpr, KI: tl.constexpr, KJ: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr,
-              BP: tl.constexpr, BD: tl.constexpr):  # fmt: skip
-    """z = w * x + bias, and the mean and sum of squared deviations of each block of outputs."""
-    T: tl.constexpr = C * KI * KJ
-    P: tl.constexpr = HO * WO
-    kb = tl.program_id(0).to(tl.int64)
-    block = tl.program_id(1)
-    k = kb // B
-    p, d = block * BP + tl.arange(0, BP), tl.arange(0, BD)
-    inside = p < P
-    mine = x + k * x_k + (kb % B) * x_b + ((p // WO) * W + p % WO)
-    weights = w + k * w_k + d * T
-    acc_DP = tl.zeros((BD, BP), dtype=tl.float32) + tl.load(bias + k * bias_k + d, mask=d < D, other=0.0)[:, None]
-    for ci in range(C * KI):
-        row = (ci // KI) * (H * W) + (ci % KI) * W
-        for j in tl.static_range(KJ):
-            x_P = tl.load(mine + (row + j), mask=inside, other=0.0)
-            w_D = tl.load(weights + (ci * KJ + j), mask=d < D, other=0.0)
-            acc_DP += w_D[:, None] * x_P[None, :]
-    tl.store(z + kb * (D * P) + (d[:, None] * P + p[None, :]), acc_DP, mask=(d < D)[:, None] & inside[None, :])
-    n = tl.minimum(BP, P - block * BP).to(tl.float32)
-    mean_D = tl.sum(tl.where(inside[None, :], acc_DP, 0.0), 1) / n
-    away_DP = tl.where(inside[None, :], acc_DP - mean_D[:, None], 0.0)
-    to = part + (kb * tl.num_programs(1) + block) * 2 * D + d
-    tl.store(to, mean_D, mask=d < D)
-    tl.store(to + D, tl.sum(away_DP * away_DP, 1), mask=d < D)
+@triton.jit(do_not_specialize=SIZES)
+def _convolve(x, w, bias, weight, z, part, x_k, x_b, w_k, bias_k, m_k, m_b, B, blocks, C: tl.constexpr,
+              H: tl.constexpr, W: tl.constexpr, D: tl.constexpr, KI: tl.constexpr, KJ: tl.constexpr, HO: tl.constexpr,
+              WO: tl.constexpr, R: tl.constexpr, DG: tl.constexpr, BN: tl.constexpr):  # fmt: skip
+    """z = w * x + bias; and count, mean and squared deviations of the block's outputs in samples of weight 1."""
+    block, d0 = tl.program_id(0) % blocks, tl.program_id(1) * DG
+    k = (tl.program_id(0) // blocks).to(tl.int64)
+    n = block * BN + tl.arange(0, BN)
+    column, row, b = n % WO, (n // WO) % (HO // R) * R, n // (WO * (HO // R))
+    inside = b < B
+    mask = tl.load(weight + k * m_k + b * m_b, mask=inside, other=0.0)
+    b = tl.minimum(b, B - 1).to(tl.int64)
+    mine = x + k * x_k + b * x_b + (row * W + column)
+    weights = w + k * w_k + d0 * (C * KI * KJ)
+    acc = ()
+    for d in tl.static_range(DG):
+        acc += (tl.zeros((BN,), dtype=tl.float32) + tl.load(bias + k * bias_k + d0 + d),) * R
+    for cj in range(C * KJ):
+        c, j = cj // KJ, cj % KJ
+        x_N = ()
+        for r in tl.static_range(R + KI - 1):
+            x_N += (tl.load(mine + (c * (H * W) + j + r * W)),)
+        new = ()
+        for d in tl.static_range(DG):
+            w_I = ()
+            for i in tl.static_range(KI):
+                w_I += (tl.load(weights + (c * (KI * KJ) + j + (d * C * KI + i) * KJ)),)
+            for r in tl.static_range(R):
+                one = acc[d * R + r]
+                for i in tl.static_range(KI):
+                    one += w_I[i] * x_N[r + i]
+                new += (one,)
+        acc = new
+    to = z + ((k * B + b) * D + d0) * (HO * WO) + (row * WO + column)
+    count = tl.sum(mask, 0) * R
+    for d in tl.static_range(DG):
+        total = tl.zeros((BN,), dtype=tl.float32)
+        for r in tl.static_range(R):
+            tl.store(to + (d * (HO * WO) + r * WO), acc[d * R + r], mask=inside)
+            total += acc[d * R + r]
+        mean = tl.sum(mask * total, 0) / tl.maximum(count, 1.0)
+        away = tl.zeros((BN,), dtype=tl.float32)
+        for r in tl.static_range(R):
+            off = acc[d * R + r] - mean
+            away += off * off
+        at = part + (k * D + d0 + d) * 3 * blocks + block
+        tl.store(at, count)
+        tl.store(at + blocks, mean)
+        tl.store(at + 2 * blocks, tl.sum(mask * away, 0))
 
 
-@triton.jit
-def _statistics(part, weight, run_mean, run_var, mean_out, rstd_out, new_mean, new_var, w_k, w_b, eps, momentum,
-                B: tl.constexpr, D: tl.constexpr, P: tl.constexpr, BP: tl.constexpr, BD: tl.constexpr,
-                BN: tl.constexpr):  # fmt: skip
-    """Combine the blocks' means and deviations over the samples of weight 1; update running statistics."""
-    BLOCKS: tl.constexpr = (P + BP - 1) // BP
-    k = tl.program_id(0).to(tl.int64)
-    o = tl.arange(0, BD)
-    total = tl.zeros((BD,), dtype=tl.float32)
-    n = 0.0
-    for first in range(0, B * BLOCKS, BN):
-        i = first + tl.arange(0, BN)
-        real = i < B * BLOCKS
-        w = tl.load(weight + k * w_k + (i // BLOCKS) * w_b, mask=real, other=0.0)
-        w = w * tl.minimum(BP, P - (i % BLOCKS) * BP).to(tl.float32)
-        mean = tl.load(part + (k * B * BLOCKS + i)[:, None] * 2 * D + o[None, :],
-                       mask=real[:, None] & (o < D)[None, :], other=0.0)  # fmt: skip
-        total += tl.sum(w[:, None] * mean, 0)
-        n += tl.sum(w, 0)
-    centre = total / n
-    squares = tl.zeros((BD,), dtype=tl.float32)
-    for first in range(0, B * BLOCKS, BN):
-        i = first + tl.arange(0, BN)
-        real = i < B * BLOCKS
-        w = tl.load(weight + k * w_k + (i // BLOCKS) * w_b, mask=real, other=0.0)
-        m = tl.minimum(BP, P - (i % BLOCKS) * BP).to(tl.float32)
-        at = part + (k * B * BLOCKS + i)[:, None] * 2 * D + o[None, :]
-        mask = real[:, None] & (o < D)[None, :]
-        off = tl.load(at, mask=mask, other=0.0) - centre[None, :]
-        squares += tl.sum(w[:, None] * (tl.load(at + D, mask=mask, other=0.0) + m[:, None] * off * off), 0)
-    var = squares / n
-    to, mask = k * D + o, o < D
-    tl.store(mean_out + to, centre, mask=mask)
-    tl.store(rstd_out + to, 1.0 / tl.sqrt(var + eps), mask=mask)
-    old_mean, old_var = tl.load(run_mean + to, mask=mask), tl.load(run_var + to, mask=mask)
-    tl.store(new_mean + to, (1 - momentum) * old_mean + momentum * centre, mask=mask)
-    tl.store(new_var + to, (1 - momentum) * old_var + momentum * (n / (n - 1)) * var, mask=mask)
-
-
-@triton.jit
-def _pool(z, mean, rstd, gamma, beta, out, gamma_k, beta_k, B, D: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr,
-          BQ: tl.constexpr):  # fmt: skip
-    """out = max over 2x2 of ReLU(gamma (z - mean) rstd + beta)."""
+@triton.jit(do_not_specialize=SIZES)
+def _pool(z, part, gamma, beta, run_mean, run_var, out, mean_out, rstd_out, new_mean, new_var, gamma_k, beta_k, mean_k,
+          var_k, eps, momentum, B, blocks, chunks, D: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr,
+          BQ: tl.constexpr, BP: tl.constexpr):  # fmt: skip
+    """out = max over 2x2 of ReLU(gamma (z - mean) rstd + beta); and the statistics, from those of the blocks."""
     WP: tl.constexpr = WO // 2
     PP: tl.constexpr = WP * (HO // 2)
-    kb = tl.program_id(0).to(tl.int64)
-    k = kb // B
-    i = tl.program_id(1) * BQ + tl.arange(0, BQ)
-    inside = i < D * PP
-    o, q = i // PP, i % PP
-    m = tl.load(mean + k * D + o, mask=inside)
-    a = tl.load(rstd + k * D + o, mask=inside) * tl.load(gamma + k * gamma_k + o, mask=inside)
-    c = tl.load(beta + k * beta_k + o, mask=inside)
-    at = z + (kb * D + o) * (HO * WO) + (q // WP) * 2 * WO + (q % WP) * 2
-    top = tl.maximum((tl.load(at, mask=inside) - m) * a + c, (tl.load(at + 1, mask=inside) - m) * a + c)
-    low = tl.maximum((tl.load(at + WO, mask=inside) - m) * a + c, (tl.load(at + WO + 1, mask=inside) - m) * a + c)
-    tl.store(out + kb * (D * PP) + i, tl.maximum(tl.maximum(top, low), 0.0), mask=inside)
+    kd, chunk = (tl.program_id(0) // chunks).to(tl.int64), tl.program_id(0) % chunks
+    k, d = kd // D, kd % D
+    count, total = 0.0, 0.0
+    for first in range(0, blocks, BP):
+        p = first + tl.arange(0, BP)
+        at = part + kd * 3 * blocks + p
+        n = tl.load(at, mask=p < blocks, other=0.0)
+        count += tl.sum(n, 0)
+        total += tl.sum(n * tl.load(at + blocks, mask=p < blocks, other=0.0), 0)
+    mean = total / count
+    squares = 0.0
+    for first in range(0, blocks, BP):
+        p = first + tl.arange(0, BP)
+        at = part + kd * 3 * blocks + p
+        n = tl.load(at, mask=p < blocks, other=0.0)
+        off = tl.load(at + blocks, mask=p < blocks, other=0.0) - mean
+        squares += tl.sum(tl.load(at + 2 * blocks, mask=p < blocks, other=0.0) + n * off * off, 0)
+    var = squares / count
+    rstd = 1.0 / tl.sqrt(var + eps)
+    if chunk == 0:
+        tl.store(mean_out + kd, mean)
+        tl.store(rstd_out + kd, rstd)
+        tl.store(new_mean + kd, (1 - momentum) * tl.load(run_mean + k * mean_k + d) + momentum * mean)
+        old = tl.load(run_var + k * var_k + d)
+        tl.store(new_var + kd, (1 - momentum) * old + momentum * (count / (count - 1)) * var)
+    scale, shift = rstd * tl.load(gamma + k * gamma_k + d), tl.load(beta + k * beta_k + d)
+    i = chunk * BQ + tl.arange(0, BQ)
+    inside, q = i < B * PP, i % PP
+    plane = (k * B + i // PP) * D + d
+    at = z + plane * (HO * WO) + ((q // WP) * 2 * WO + (q % WP) * 2)
+    top = tl.maximum((tl.load(at, mask=inside) - mean) * scale, (tl.load(at + 1, mask=inside) - mean) * scale)
+    low = tl.maximum((tl.load(at + WO, mask=inside) - mean) * scale, (tl.load(at + WO + 1, mask=inside) - mean) * scale)
+    tl.store(out + plane * PP + q, tl.maximum(tl.maximum(top, low) + shift, 0.0), mask=inside)
 
 
 @triton.jit
-def _window(z, mean, rstd, gamma, beta, g, gamma_k, beta_k, kb, k, o, D: tl.constexpr, HO: tl.constexpr,
+def _window(z, mean, rstd, gamma, beta, g, gamma_k, beta_k, B, kd, chunk, D: tl.constexpr, HO: tl.constexpr,
             WO: tl.constexpr, BQ: tl.constexpr):  # fmt: skip
     """Standardised values of each 2x2 window, and the place of its gradient: the first largest, if above 0."""
     WP: tl.constexpr = WO // 2
     PP: tl.constexpr = WP * (HO // 2)
-    q = tl.arange(0, BQ)
-    inside = q < PP
-    m, s = tl.load(mean + k * D + o), tl.load(rstd + k * D + o)
-    gm, bt = tl.load(gamma + k * gamma_k + o), tl.load(beta + k * beta_k + o)
-    at = (kb * D + o) * (HO * WO) + (q // WP) * 2 * WO + (q % WP) * 2
+    k, d = kd // D, kd % D
+    i = chunk * BQ + tl.arange(0, BQ)
+    inside, q = i < B * PP, i % PP
+    plane = (k * B + i // PP) * D + d
+    m, s = tl.load(mean + kd), tl.load(rstd + kd)
+    gm, bt = tl.load(gamma + k * gamma_k + d), tl.load(beta + k * beta_k + d)
+    at = plane * (HO * WO) + ((q // WP) * 2 * WO + (q % WP) * 2)
     z0, z1 = (tl.load(z + at, mask=inside, other=0.0) - m) * s, (tl.load(z + at + 1, mask=inside, other=0.0) - m) * s
     z2 = (tl.load(z + at + WO, mask=inside, other=0.0) - m) * s
     z3 = (tl.load(z + at + WO + 1, mask=inside, other=0.0) - m) * s
     v0, v1, v2, v3 = z0 * gm + bt, z1 * gm + bt, z2 * gm + bt, z3 * gm + bt
     most = tl.maximum(tl.maximum(v0, v1), tl.maximum(v2, v3))
-    grad = tl.load(g + (kb * D + o) * PP + q, mask=inside, other=0.0)
+    grad = tl.load(g + plane * PP + q, mask=inside, other=0.0)
     grad = tl.where(most > 0, grad, 0.0)
     is0 = v0 == most
     is1 = (v1 == most) & ~is0
@@ -132,99 +151,214 @@ def _window(z, mean, rstd, gamma, beta, g, gamma_k, beta_k, kb, k, o, D: tl.cons
     is3 = ~is0 & ~is1 & ~is2
     g0, g1 = tl.where(is0, grad, 0.0), tl.where(is1, grad, 0.0)
     g2, g3 = tl.where(is2, grad, 0.0), tl.where(is3, grad, 0.0)
-    return at, inside, z0, z1, z2, z3, g0, g1, g2, g3
+    return at, inside, i // PP, z0, z1, z2, z3, g0, g1, g2, g3
 
 
-@triton.jit
-def _sums(z, mean, rstd, gamma, beta, g, sums, gamma_k, beta_k, B, D: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr,
-          BQ: tl.constexpr):  # fmt: skip
-    """For each sample and channel: the sum of gradients of the standardised values, and of their products."""
-    kb, o = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    _, _, z0, z1, z2, z3, g0, g1, g2, g3 = _window(
-        z, mean, rstd, gamma, beta, g, gamma_k, beta_k, kb, kb // B, o, D, HO, WO, BQ
+@triton.jit(do_not_specialize=SIZES)
+def _sums(z, mean, rstd, gamma, beta, g, sums, gamma_k, beta_k, B, chunks, D: tl.constexpr, HO: tl.constexpr,
+          WO: tl.constexpr, BQ: tl.constexpr):  # fmt: skip
+    """For each channel and chunk: the sum of gradients of the standardised values, and of their products."""
+    kd, chunk = (tl.program_id(0) // chunks).to(tl.int64), tl.program_id(0) % chunks
+    _, _, _, z0, z1, z2, z3, g0, g1, g2, g3 = _window(
+        z, mean, rstd, gamma, beta, g, gamma_k, beta_k, B, kd, chunk, D, HO, WO, BQ
     )  # fmt: skip
-    tl.store(sums + (kb * D + o) * 2, tl.sum(g0 + g1 + g2 + g3, 0))
-    tl.store(sums + (kb * D + o) * 2 + 1, tl.sum(g0 * z0 + g1 * z1 + g2 * z2 + g3 * z3, 0))
+    tl.store(sums + kd * 2 * chunks + chunk, tl.sum(g0 + g1 + g2 + g3, 0))
+    tl.store(sums + (kd * 2 + 1) * chunks + chunk, tl.sum(g0 * z0 + g1 * z1 + g2 * z2 + g3 * z3, 0))
 
 
-@triton.jit
-def _through(z, mean, rstd, gamma, beta, g, sums, weight, dz, dgamma, dbeta, gamma_k, beta_k, w_k, w_b, B,
-             D: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr, BQ: tl.constexpr, BB: tl.constexpr):  # fmt: skip
-    """dz = gamma rstd (g - w / n (sum g + z^ sum g z^)), and the gradients of gamma and beta."""
-    kb, o = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    k, b = kb // B, kb % B
-    each = tl.arange(0, BB)
-    at_sums = sums + ((k * B + each) * D + o) * 2
-    s1 = tl.sum(tl.load(at_sums, mask=each < B, other=0.0), 0)
-    s2 = tl.sum(tl.load(at_sums + 1, mask=each < B, other=0.0), 0)
-    n = tl.sum(tl.load(weight + k * w_k + each * w_b, mask=each < B, other=0.0), 0) * (HO * WO)
-    if b == 0:
-        tl.store(dbeta + k * D + o, s1)
-        tl.store(dgamma + k * D + o, s2)
-    at, inside, z0, z1, z2, z3, g0, g1, g2, g3 = _window(
-        z, mean, rstd, gamma, beta, g, gamma_k, beta_k, kb, k, o, D, HO, WO, BQ
+@triton.jit(do_not_specialize=SIZES)
+def _through(z, mean, rstd, gamma, beta, g, sums, weight, dz, small, gamma_k, beta_k, m_k, m_b, B,
+             chunks, D: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr, BQ: tl.constexpr, BB: tl.constexpr,
+             BS: tl.constexpr):  # fmt: skip
+    """dz = gamma rstd (g - w / n (sum g + z^ sum g z^)), and the gradients of the bias, gamma and beta.
+
+    That of the bias is 0, because dz sums to 0 over the samples.
+    """
+    kd, chunk = (tl.program_id(0) // chunks).to(tl.int64), tl.program_id(0) % chunks
+    k, d = kd // D, kd % D
+    each, some = tl.arange(0, BB), tl.arange(0, BS)
+    s1 = tl.sum(tl.load(sums + kd * 2 * chunks + some, mask=some < chunks, other=0.0), 0)
+    s2 = tl.sum(tl.load(sums + (kd * 2 + 1) * chunks + some, mask=some < chunks, other=0.0), 0)
+    n = tl.sum(tl.load(weight + k * m_k + each * m_b, mask=each < B, other=0.0), 0) * (HO * WO)
+    if chunk == 0:
+        tl.store(small + kd * 3, 0.0)
+        tl.store(small + kd * 3 + 1, s2)
+        tl.store(small + kd * 3 + 2, s1)
+    at, inside, b, z0, z1, z2, z3, g0, g1, g2, g3 = _window(
+        z, mean, rstd, gamma, beta, g, gamma_k, beta_k, B, kd, chunk, D, HO, WO, BQ
     )  # fmt: skip
-    a = tl.load(gamma + k * gamma_k + o) * tl.load(rstd + k * D + o)
-    share = tl.load(weight + k * w_k + b * w_b) / n
+    a = tl.load(gamma + k * gamma_k + d) * tl.load(rstd + kd)
+    share = tl.load(weight + k * m_k + b * m_b, mask=inside, other=0.0) / n
     tl.store(dz + at, a * (g0 - share * (s1 + z0 * s2)), mask=inside)
     tl.store(dz + at + 1, a * (g1 - share * (s1 + z1 * s2)), mask=inside)
     tl.store(dz + at + WO, a * (g2 - share * (s1 + z2 * s2)), mask=inside)
     tl.store(dz + at + WO + 1, a * (g3 - share * (s1 + z3 * s2)), mask=inside)
 
 
-@triton.jit
-def _weight_gradient(x, dz, part, x_k, x_b, B, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, D: tl.constexpr,
-                     KI: tl.constexpr, KJ: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr, S: tl.constexpr,
-                     BP: tl.constexpr, BD: tl.constexpr, BT: tl.constexpr):  # fmt: skip
-    """Gradients of w (T columns) and of the bias (column T) for every S samples of a model."""
+@triton.jit(do_not_specialize=SIZES)
+def _weight_gradient(x, dz, part, x_k, x_b, B, pieces, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
+                     D: tl.constexpr, KI: tl.constexpr, KJ: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr,
+                     R: tl.constexpr, DG: tl.constexpr, CG: tl.constexpr, JG: tl.constexpr,
+                     BN: tl.constexpr):  # fmt: skip
+    """Gradients of w for DG x CG channels and JG columns of the filter, over a piece of the samples' columns."""
     T: tl.constexpr = C * KI * KJ
-    P: tl.constexpr = HO * WO
-    pieces = (B + S - 1) // S
-    ks = tl.program_id(0).to(tl.int64)
-    k, b = ks // pieces, (ks % pieces) * S
-    t, d = tl.program_id(1) * BT + tl.arange(0, BT), tl.arange(0, BD)
-    r = t % (KI * KJ)
-    at = (t // (KI * KJ)) * (H * W) + (r // KJ) * W + r % KJ
-    acc_DTP = tl.zeros((BD, BT, BP), dtype=tl.float32)
-    for s in range(S):
-        mine, theirs = x + k * x_k + (b + s) * x_b, dz + (k * B + b + s) * (D * P)
-        real = b + s < B
-        for first in range(0, P, BP):
-            p = first + tl.arange(0, BP)
-            inside = (p < P) & real
-            dz_DP = tl.load(theirs + (d[:, None] * P + p[None, :]), mask=(d < D)[:, None] & inside[None, :], other=0.0)
-            place = (p // WO) * W + p % WO
-            x_TP = tl.load(mine + (at[:, None] + place[None, :]), mask=(t < T)[:, None] & inside[None, :], other=0.0)
-            x_TP = tl.where((t == T)[:, None], 1.0, x_TP)
-            acc_DTP += dz_DP[:, None, :] * x_TP[None, :, :]
-    to = part + ks * (D * (T + 1)) + (d[:, None] * (T + 1) + t[None, :])
-    tl.store(to, tl.sum(acc_DTP, 2), mask=(d < D)[:, None] & (t <= T)[None, :])
+    piece, tile = tl.program_id(0) % pieces, tl.program_id(1)
+    k = (tl.program_id(0) // pieces).to(tl.int64)
+    j0, c0, d0 = tile % (KJ // JG) * JG, tile // (KJ // JG) % (C // CG) * CG, tile // (KJ // JG) // (C // CG) * DG
+    acc = (tl.zeros((BN,), dtype=tl.float32),) * (DG * CG * JG * KI)
+    for first in range(piece * BN, B * ((HO // R) * WO), pieces * BN):
+        n = first + tl.arange(0, BN)
+        column, row, b = n % WO, (n // WO) % (HO // R) * R, n // (WO * (HO // R))
+        inside = b < B
+        b = tl.minimum(b, B - 1).to(tl.int64)
+        mine = x + k * x_k + b * x_b + (c0 * (H * W) + row * W + column + j0)
+        theirs = dz + ((k * B + b) * D + d0) * (HO * WO) + (row * WO + column)
+        dz_N = ()
+        for d in tl.static_range(DG):
+            for r in tl.static_range(R):
+                dz_N += (tl.load(theirs + (d * (HO * WO) + r * WO), mask=inside, other=0.0),)
+        new = ()
+        for c in tl.static_range(CG):
+            for j in tl.static_range(JG):
+                x_N = ()
+                for r in tl.static_range(R + KI - 1):
+                    x_N += (tl.load(mine + (c * (H * W) + r * W + j)),)
+                for d in tl.static_range(DG):
+                    for i in tl.static_range(KI):
+                        one = acc[((c * JG + j) * DG + d) * KI + i]
+                        for r in tl.static_range(R):
+                            one += dz_N[d * R + r] * x_N[r + i]
+                        new += (one,)
+        acc = new
+    to = part + ((k * pieces + piece) * D + d0) * T + (c0 * (KI * KJ) + j0)
+    for c in tl.static_range(CG):
+        for j in tl.static_range(JG):
+            for d in tl.static_range(DG):
+                for i in tl.static_range(KI):
+                    tl.store(to + (d * T + (c * KI + i) * KJ + j), tl.sum(acc[((c * JG + j) * DG + d) * KI + i], 0))
 
 
-@triton.jit
-def _input_gradient(dz, w, dx, w_k, B, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, D: tl.constexpr,
-                    KI: tl.constexpr, KJ: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr, BP: tl.constexpr,
-                    BC: tl.constexpr):  # fmt: skip
+@triton.jit(do_not_specialize=SIZES)
+def _input_gradient(dz, w, dx, w_k, B, blocks, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, D: tl.constexpr,
+                    KI: tl.constexpr, KJ: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr, R: tl.constexpr,
+                    CG: tl.constexpr, BN: tl.constexpr):  # fmt: skip
     """dx_c(q) = sum over d, i, j of dz_d(q - (i, j)) w_dc(i, j)."""
-    kb = tl.program_id(0).to(tl.int64)
-    q, c = tl.program_id(1) * BP + tl.arange(0, BP), tl.arange(0, BC)
-    row, column = q // W, q % W
-    theirs = dz + kb * (D * HO * WO) + (row * WO + column)
-    weights = w + (kb // B) * w_k + c * (KI * KJ)
-    acc_CQ = tl.zeros((BC, BP), dtype=tl.float32)
-    for i in range(KI):
-        right_row = (q < H * W) & (row >= i) & (row - i < HO)
-        for d in range(D):
-            for j in tl.static_range(KJ):
-                mask = right_row & (column >= j) & (column - j < WO)
-                dz_Q = tl.load(theirs + (d * (HO * WO) - i * WO - j), mask=mask, other=0.0)
-                w_C = tl.load(weights + (d * (C * KI * KJ) + i * KJ + j), mask=c < C, other=0.0)
-                acc_CQ += w_C[:, None] * dz_Q[None, :]
-    tl.store(dx + kb * (C * H * W) + (c[:, None] * (H * W) + q[None, :]), acc_CQ,
-             mask=(c < C)[:, None] & (q < H * W)[None, :])  # fmt: skip
+    block, c0 = tl.program_id(0) % blocks, tl.program_id(1) * CG
+    k = (tl.program_id(0) // blocks).to(tl.int64)
+    n = block * BN + tl.arange(0, BN)
+    column, row, b = n % W, (n // W) % (H // R) * R, n // (W * (H // R))
+    inside = b < B
+    b = tl.minimum(b, B - 1)
+    theirs = dz + (k * B + b) * (D * HO * WO) + ((row - (KI - 1)) * WO + column)
+    weights = w + k * w_k + c0 * (KI * KJ)
+    acc = (tl.zeros((BN,), dtype=tl.float32),) * (CG * R)
+    for dj in range(D * KJ):
+        d, j = dj // KJ, dj % KJ
+        right = (column >= j) & (column - j < WO)
+        dz_N = ()
+        for r in tl.static_range(R + KI - 1):
+            if R == H:
+                if r >= KI - 1 and r < KI - 1 + HO:
+                    dz_N += (tl.load(theirs + (d * (HO * WO) - j + r * WO), mask=right, other=0.0),)
+                else:
+                    dz_N += (0.0,)  # not used
+            else:
+                here = right & (row + r >= KI - 1) & (row + r < KI - 1 + HO)
+                dz_N += (tl.load(theirs + (d * (HO * WO) - j + r * WO), mask=here, other=0.0),)
+        new = ()
+        for c in tl.static_range(CG):
+            w_I = ()
+            for i in tl.static_range(KI):
+                w_I += (tl.load(weights + (d * (C * KI * KJ) + j + (c * KI + i) * KJ)),)
+            for r in tl.static_range(R):
+                one = acc[c * R + r]
+                for i in tl.static_range(KI):
+                    if R < H or (r >= i and r - i < HO):
+                        one += w_I[i] * dz_N[r - i + KI - 1]
+                new += (one,)
+        acc = new
+    to = dx + ((k * B + b) * C + c0) * (H * W) + (row * W + column)
+    for c in tl.static_range(CG):
+        for r in tl.static_range(R):
+            tl.store(to + (c * (H * W) + r * W), acc[c * R + r], mask=inside)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def _linear(x, w, bias, y, w_k, bias_k, B, RELU: tl.constexpr, N: tl.constexpr, M: tl.constexpr, BB: tl.constexpr,
+            BN: tl.constexpr, BM: tl.constexpr):  # fmt: skip
+    """y = x w' + bias, then ReLU."""
+    k = tl.program_id(0).to(tl.int64)
+    b, m = tl.program_id(1) * BB + tl.arange(0, BB), tl.program_id(2) * BM + tl.arange(0, BM)
+    samples, outputs = (b < B)[:, None], m < M
+    mine, weights = x + k * B * N + b[:, None] * N, w + k * w_k + m[:, None] * N
+    acc_BM = tl.zeros((BB, BM), dtype=tl.float32) + tl.load(bias + k * bias_k + m, mask=outputs, other=0.0)[None, :]
+    for first in range(0, N, BN):
+        n = first + tl.arange(0, BN)[None, :]
+        x_BN = tl.load(mine + n, mask=samples & (n < N), other=0.0)
+        w_MN = tl.load(weights + n, mask=outputs[:, None] & (n < N), other=0.0)
+        acc_BM += tl.dot(x_BN, tl.trans(w_MN), input_precision=PRECISION)
+    if RELU:
+        acc_BM = tl.maximum(acc_BM, 0.0)
+    tl.store(y + k * B * M + (b[:, None] * M + m[None, :]), acc_BM, mask=samples & outputs[None, :])
 
 
 @triton.jit
+def _masked(g, y, at, mask, RELU: tl.constexpr):
+    """The gradient before ReLU."""
+    g = tl.load(g + at, mask=mask, other=0.0)
+    if RELU:
+        g = tl.where(tl.load(y + at, mask=mask, other=0.0) > 0, g, 0.0)
+    return g
+
+
+@triton.jit(do_not_specialize=SIZES)
+def _linear_gradient(g, x, w, y, dx, dw, dbias, w_k, B, RELU: tl.constexpr, N: tl.constexpr, M: tl.constexpr,
+                     BB: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr):  # fmt: skip
+    """The first programs give dw = g' x and dbias, each for a block of outputs; the others dx = g w."""
+    MB: tl.constexpr = (M + BM - 1) // BM
+    k = tl.program_id(0).to(tl.int64)
+    n, block = tl.program_id(1) * BN + tl.arange(0, BN)[None, :], tl.program_id(2)
+    if block < MB:
+        m = block * BM + tl.arange(0, BM)
+        dw_MN, dbias_M = tl.zeros((BM, BN), dtype=tl.float32), tl.zeros((BM,), dtype=tl.float32)
+        for first in range(0, B, BB):
+            b = first + tl.arange(0, BB)[:, None]
+            g_BM = _masked(g + k * B * M, y + k * B * M, b * M + m[None, :], (b < B) & (m < M)[None, :], RELU)
+            x_BN = tl.load(x + k * B * N + b * N + n, mask=(b < B) & (n < N), other=0.0)
+            dw_MN += tl.dot(tl.trans(g_BM), x_BN, input_precision=PRECISION)
+            dbias_M += tl.sum(g_BM, 0)
+        tl.store(dw + k * M * N + (m[:, None] * N + n), dw_MN, mask=(m < M)[:, None] & (n < N))
+        if tl.program_id(1) == 0:
+            tl.store(dbias + k * M + m, dbias_M, mask=m < M)
+    else:
+        b = (block - MB) * BB + tl.arange(0, BB)[:, None]
+        dx_BN = tl.zeros((BB, BN), dtype=tl.float32)
+        for first in range(0, M, BM):
+            m = first + tl.arange(0, BM)
+            g_BM = _masked(g + k * B * M, y + k * B * M, b * M + m[None, :], (b < B) & (m < M)[None, :], RELU)
+            w_MN = tl.load(w + k * w_k + m[:, None] * N + n, mask=(m < M)[:, None] & (n < N), other=0.0)
+            dx_BN += tl.dot(g_BM, w_MN, input_precision=PRECISION)
+        tl.store(dx + k * B * N + b * N + n, dx_BN, mask=(b < B) & (n < N))
+
+
+@triton.jit(do_not_specialize=SIZES)
+def _batch(step, index, weight, number, key, x, y, x_out, y_out, weight_out, number_out, key_out, B, capacity, K,
+           N: tl.constexpr, BN: tl.constexpr):  # fmt: skip
+    """Copy the step's rows of the tables, and the samples whose numbers they hold."""
+    t, b, k = tl.load(step), tl.program_id(0) // K, tl.program_id(0) % K
+    at, to = (t * B + b) * capacity + k, (b * K + k).to(tl.int64)
+    sample, n = tl.load(index + at), tl.program_id(1) * BN + tl.arange(0, BN)
+    tl.store(x_out + to * N + n, tl.load(x + sample * N + n, mask=n < N), mask=n < N)
+    if tl.program_id(1) == 0:
+        tl.store(y_out + to, tl.load(y + sample))
+        tl.store(weight_out + to, tl.load(weight + at))
+        if b == 0:
+            tl.store(number_out + k, tl.load(number + t * capacity + k))
+            for i in tl.static_range(2):
+                tl.store(key_out + k * 2 + i, tl.load(key + (t * capacity + k) * 2 + i))
+
+
+@triton.jit(do_not_specialize=SIZES)
 def _entropy(logits, target, g, losses, dlogits, t_k, t_b, B, C: tl.constexpr, BC: tl.constexpr, BR: tl.constexpr,
              GRADIENT: tl.constexpr):  # fmt: skip
     """Cross entropy of each row, or its gradient times g."""
@@ -250,15 +384,52 @@ def _wide(n: int) -> int:
     return int(triton.next_power_of_2(n))
 
 
-def _block(channels: int, places: int, sums: int = SUMS) -> dict[str, int]:
-    """Return a block of outputs with all channels, and the warps for which a thread holds about ``sums`` of them."""
-    block = min(_wide(places), max(32, 128 * sums // _wide(channels)))
-    return {"BP": block, "num_warps": max(1, min(4, _wide(channels) * block // (32 * sums)))}
+def _divisors(n: int, most: int) -> list[int]:
+    return [i for i in range(1, min(n, most) + 1) if n % i == 0]
 
 
 def _rows(*tensors: Tensor) -> list[Tensor]:
     """Make each model's values contiguous; models may have any stride."""
     return [a if a[0].is_contiguous() else a.contiguous() for a in tensors]
+
+
+@functools.cache
+def _tiles(channels: int, taps: int, rows: tuple[int, ...], most: int) -> list[tuple[int, int]]:
+    """Return a large and a small tile, rows and channels that a thread owns, with the fewest loads per product.
+
+    A load of a pixel counts as three, because its warp reads several lines; a weight is the same for all threads.
+    """
+    tiles = sorted(((r, g) for r in rows for g in _divisors(channels, 16)), key=lambda tile: tile[0] * tile[1])
+
+    def best(least: int, most: int) -> tuple[int, int]:
+        fit = [(r, g) for r, g in tiles if least <= r * g <= most]
+        nearest = tiles[0] if tiles[0][0] * tiles[0][1] > most else tiles[-1]
+        return min(fit or [nearest], key=lambda t: (3 * (t[0] + taps - 1) + taps * t[1]) / (t[0] * t[1]))
+
+    return [best(2 * FEW_SUMS, most), best(FEW_SUMS, 2 * FEW_SUMS)]
+
+
+def _tile(columns: int, height: int, channels: int, taps: int, rows: tuple[int, ...], most: int) -> tuple[int, int]:
+    """Return the large tile if its programs fill the GPU, and else the small one."""
+    large, small = _tiles(channels, taps, rows, most)
+    r, g = large
+    return large if columns * (height // r) * (channels // g) >= ENOUGH * LANES else small
+
+
+def _heights(height: int) -> tuple[int, ...]:
+    """Return the rows that a thread may own: divisors of the height, not too few, because a thread loads i - 1 more."""
+    rows = _divisors(height, 14)
+    return tuple(r for r in rows if r >= min(4, rows[-1]))
+
+
+@functools.cache
+def _gradient_tile(C: int, D: int, KI: int, KJ: int, HO: int) -> tuple[int, int, int, int]:
+    """Return rows, output channels, input channels and filter columns of a thread: the fewest loads per product."""
+    r = _divisors(HO, 5)[-1]
+    tiles = [(d, c, j) for d in _divisors(D, D) for c in _divisors(C, C) for j in _divisors(KJ, KJ)]
+    tiles = [(d, c, j) for d, c, j in tiles if d * c * j * KI <= MOST_SUMS] or [(1, 1, 1)]
+    best = min(tiles, key=lambda t: (t[1] * t[2] * (r + KI - 1) + t[0] * r) / (t[0] * t[1] * t[2]))
+    return r, *best
 
 
 def forward(
@@ -267,28 +438,25 @@ def forward(
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Return out, z, mean, rstd, and the running statistics afterwards."""
     x = x if x[0, 0].is_contiguous() else x.contiguous()
-    w, bias, gamma, beta = _rows(w, bias, gamma, beta)
-    run_mean, run_var = run_mean.contiguous(), run_var.contiguous()
+    w, bias, gamma, beta, run_mean, run_var = _rows(w, bias, gamma, beta, run_mean, run_var)
     (K, B, C, H, W), (_, D, _, KI, KJ) = x.shape, w.shape
     HO, WO = H - KI + 1, W - KJ + 1
-    block = _block(D, HO * WO)
-    blocks = triton.cdiv(HO * WO, block["BP"])
+    R, DG = _tile(K * B * WO, HO, D, KI, _heights(HO), MOST_SUMS)
+    blocks = triton.cdiv(B * (HO // R) * WO, LANES)
     z = x.new_empty(K, B, D, HO, WO)
-    part = x.new_empty(K, B, blocks, 2, D)
+    part = x.new_empty(K, D, 3, blocks)
     out = x.new_empty(K, B, D, HO // 2, WO // 2)
     mean, rstd, new_mean, new_var = (x.new_empty(K, D) for _ in range(4))
     shape: dict[str, Any] = {"C": C, "H": H, "W": W, "D": D, "KI": KI, "KJ": KJ, "HO": HO, "WO": WO}
-    _convolve[(K * B, blocks)](
-        x, w, bias, z, part, x.stride(0), x.stride(1), w.stride(0), bias.stride(0), B, **shape,
-        **block, BD=_wide(D),
+    _convolve[(K * blocks, D // DG)](
+        x, w, bias, weight, z, part, x.stride(0), x.stride(1), w.stride(0), bias.stride(0), weight.stride(0),
+        weight.stride(1), B, blocks, **shape, R=R, DG=DG, BN=LANES, num_warps=1,
     )  # fmt: skip
-    _statistics[(K,)](
-        part, weight, run_mean, run_var, mean, rstd, new_mean, new_var, weight.stride(0), weight.stride(1),
-        eps, momentum, B=B, D=D, P=HO * WO, BP=block["BP"], BD=_wide(D), BN=64,
-    )  # fmt: skip
-    grid = (K * B, triton.cdiv(out[0, 0].numel(), BLOCK_Q))
-    _pool[grid](
-        z, mean, rstd, gamma, beta, out, gamma.stride(0), beta.stride(0), B, D=D, HO=HO, WO=WO, BQ=BLOCK_Q
+    chunks = triton.cdiv(B * (HO // 2) * (WO // 2), BLOCK_Q)
+    _pool[(K * D * chunks,)](
+        z, part, gamma, beta, run_mean, run_var, out, mean, rstd, new_mean, new_var, gamma.stride(0), beta.stride(0),
+        run_mean.stride(0), run_var.stride(0), eps, momentum, B, blocks, chunks, D=D, HO=HO, WO=WO, BQ=BLOCK_Q,
+        BP=128, num_warps=4,
     )  # fmt: skip
     return out, z, mean, rstd, new_mean, new_var
 
@@ -303,33 +471,76 @@ def backward(
     g, z, mean, rstd = (a.contiguous() for a in (g, z, mean, rstd))
     (K, B, C, H, W), (_, D, _, KI, KJ) = x.shape, w.shape
     HO, WO = H - KI + 1, W - KJ + 1
-    T, block_q = C * KI * KJ, int(triton.next_power_of_2((HO // 2) * (WO // 2)))
-    warps = max(1, min(4, block_q // 64))
-    sums, dz = x.new_empty(K, B, D, 2), torch.empty_like(z)
-    dgamma, dbeta = torch.empty_like(mean), torch.empty_like(mean)
-    block_t = max(1, SUMS // _wide(D))
-    columns = triton.cdiv(T + 1, block_t)
-    samples = min(8, _wide(1 + K * B * columns // 2048))  # per program: more if there are many programs
-    pieces = triton.cdiv(B, samples)
-    part = x.new_empty(K, pieces, D, T + 1)
+    chunks = triton.cdiv(B * (HO // 2) * (WO // 2), BLOCK_Q)
+    sums, dz = x.new_empty(K, D, 2, chunks), torch.empty_like(z)
+    small = x.new_empty(K, D, 3)  # not three tensors: torch.cat of all gradients is twice as slow if all are contiguous
     shape: dict[str, Any] = {"C": C, "H": H, "W": W, "D": D, "KI": KI, "KJ": KJ, "HO": HO, "WO": WO}
     strides = gamma.stride(0), beta.stride(0)
-    _sums[(K * B, D)](z, mean, rstd, gamma, beta, g, sums, *strides, B, D=D, HO=HO, WO=WO, BQ=block_q, num_warps=warps)
-    _through[(K * B, D)](
-        z, mean, rstd, gamma, beta, g, sums, weight, dz, dgamma, dbeta, *strides, weight.stride(0), weight.stride(1),
-        B, D=D, HO=HO, WO=WO, BQ=block_q, BB=triton.next_power_of_2(B), num_warps=warps,
+    chunked: dict[str, Any] = {"D": D, "HO": HO, "WO": WO, "BQ": BLOCK_Q, "num_warps": 4}
+    _sums[(K * D * chunks,)](z, mean, rstd, gamma, beta, g, sums, *strides, B, chunks, **chunked)
+    _through[(K * D * chunks,)](
+        z, mean, rstd, gamma, beta, g, sums, weight, dz, small, *strides, weight.stride(0),
+        weight.stride(1), B, chunks, **chunked, BB=_wide(B), BS=_wide(chunks),
     )  # fmt: skip
-    _weight_gradient[(K * pieces, columns)](
-        x, dz, part, x.stride(0), x.stride(1), B, **shape, S=samples, BP=128, BD=_wide(D), BT=block_t, num_warps=4
+    R, DG, CG, JG = _gradient_tile(C, D, KI, KJ, HO)
+    tiles, items = (D // DG) * (C // CG) * (KJ // JG), B * (HO // R) * WO
+    pieces = max(1, min(triton.cdiv(items, LANES), PIECES // (K * tiles)))
+    part = x.new_empty(K, pieces, *w.shape[1:])
+    _weight_gradient[(K * pieces, tiles)](
+        x, dz, part, x.stride(0), x.stride(1), B, pieces, **shape, R=R, DG=DG, CG=CG, JG=JG, BN=LANES, num_warps=1
     )
     dx = x.new_empty(0)
     if wants_x:
         dx = x.new_empty(K, B, C, H, W)
-        block = _block(C, H * W, SUMS // 2)  # measured: half as many hide loads better here
-        grid = (K * B, triton.cdiv(H * W, block["BP"]))
-        _input_gradient[grid](dz, w, dx, w.stride(0), B, **shape, **block, BC=_wide(C))
-    gradient = part.sum(1)
-    return dx, gradient[..., :-1].reshape(w.shape), gradient[..., -1], dgamma, dbeta
+        rows = (H,) if H <= WHOLE else _heights(H)
+        R, CG = _tile(K * B * W, H, C, KI, rows, MOST_SUMS // 2)
+        blocks = triton.cdiv(B * (H // R) * W, LANES)
+        _input_gradient[(K * blocks, C // CG)](
+            dz, w, dx, w.stride(0), B, blocks, **shape, R=R, CG=CG, BN=LANES, num_warps=1
+        )  # fmt: skip
+    return dx, part.sum(1) if pieces > 1 else part[:, 0], *small.unbind(2)
+
+
+def linear(x: Tensor, w: Tensor, bias: Tensor, relu: bool) -> Tensor:
+    """Return x w' + bias, after ReLU if wanted: (K, B, N), (K, M, N), (K, M) -> (K, B, M)."""
+    x, (w, bias) = x.contiguous(), _rows(w, bias)
+    (K, B, N), M = x.shape, w.shape[1]
+    y = x.new_empty(K, B, M)
+    blocks = _linear_blocks(B)
+    grid = (K, triton.cdiv(B, blocks["BB"]), triton.cdiv(M, blocks["BM"]))
+    _linear[grid](x, w, bias, y, w.stride(0), bias.stride(0), B, RELU=relu, N=N, M=M, **blocks)
+    return y
+
+
+def linear_backward(
+    g: Tensor, x: Tensor, w: Tensor, y: Tensor, relu: bool, wants_x: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of x (empty unless wanted), w and bias."""
+    g, x, y, (w,) = g.contiguous(), x.contiguous(), y.contiguous(), _rows(w)
+    (K, B, N), M = x.shape, w.shape[1]
+    dx, dw, dbias = torch.empty_like(x) if wants_x else x.new_empty(0), x.new_empty(K, M, N), x.new_empty(K, M)
+    blocks = _linear_blocks(B)
+    last = triton.cdiv(B, blocks["BB"]) if wants_x else 0
+    grid = (K, triton.cdiv(N, blocks["BN"]), triton.cdiv(M, blocks["BM"]) + last)
+    _linear_gradient[grid](g, x, w, y, dx, dw, dbias, w.stride(0), B, RELU=relu, N=N, M=M, **blocks)
+    return dx, dw, dbias
+
+
+def _linear_blocks(B: int) -> dict[str, int]:
+    return {"BB": max(16, min(32, _wide(B))), "BN": 64, "BM": 32, "num_warps": 4}
+
+
+def batch(tables: tuple[Tensor, ...], step: Tensor, x: Tensor, y: Tensor, K: int) -> tuple[Tensor, ...]:
+    """Return inputs (B, K, …), targets, weights, numbers and keys of a step's first K clients in one launch."""
+    index_TBK, _, number_TK, key_TK2 = tables
+    _, B, capacity = index_TBK.shape
+    out = (
+        x.new_empty(B, K, *x.shape[1:]), y.new_empty(B, K), tables[1].new_empty(B, K), number_TK.new_empty(K),
+        key_TK2.new_empty(K, 2),
+    )  # fmt: skip
+    N = x[0].numel()
+    _batch[(B * K, triton.cdiv(N, 1024))](step, *tables, x, y, *out, B, capacity, K, N=N, BN=1024)
+    return out
 
 
 def entropy(logits: Tensor, target: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ class MaskedBatchNorm(Weighted):
 
     running_mean: Tensor | None
     running_var: Tensor | None
+    replaces_buffers = True
 
     def __init__(self, plain: nn.modules.batchnorm._BatchNorm) -> None:
         super().__init__()
@@ -58,8 +59,9 @@ class MaskedBatchNorm(Weighted):
         mean_C = (w_B * x).sum(over) / n
         var_C = (w_B * (x - mean_C.view(shape)).square()).sum(over) / n
         if self.training and self.running_mean is not None and self.running_var is not None:
-            self.running_mean.mul_(1 - self.momentum).add_(self.momentum * mean_C.detach())
-            self.running_var.mul_(1 - self.momentum).add_(self.momentum * (n / (n - 1)) * var_C.detach())
+            old, share = 1 - self.momentum, self.momentum
+            self.running_mean = old * self.running_mean + share * mean_C.detach()
+            self.running_var = old * self.running_var + share * (n / (n - 1)) * var_C.detach()
         return mean_C, var_C
 
 

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedncv.data import Dataset
+from fedncv.engine import fused
+from fedncv.engine.orders import Table
 from fedncv.engine.problem import Problem
 from fedncv.methods.base import Client
 
@@ -77,6 +79,15 @@ class Resident:
     def targets(self, index: Tensor) -> Tensor:
         y = self.y.index_select(0, index.reshape(-1))
         return y.view(*index.shape, *y.shape[1:])
+
+    def batch(self, table: Table, step: Tensor, k: int) -> tuple[Tensor, ...]:
+        """Return inputs (B, k, …), targets, weights, batch numbers and keys of the first k clients in one step."""
+        x = self._x
+        if fused.HAVE_KERNELS and x is not None and x.is_cuda and x.is_contiguous() and self.y.dim() == 1:
+            return fused.batch(table, step, x, self.y, k)
+        index_BK, weight_BK = (a.index_select(0, step)[0, :, :k] for a in (table.index_TBK, table.weight_TBK))
+        number_K, key_K2 = (a.index_select(0, step)[0, :k] for a in (table.number_TK, table.key_TK2))
+        return self.inputs(index_BK), self.targets(index_BK), weight_BK, number_K, key_K2
 
     def only(self, runs: Sequence[int]) -> "Resident":
         """Return the clients of some of the runs, and the same samples in the same memory."""

@@ -169,7 +169,6 @@ class Stage:
         problem, resident = self._problem, self._resident
         config, method = problem.config, problem.method
         part = method.phases(config.epochs)[phase]
-        index_TBK, weight_TBK, number_TK, key_TK2 = self._tables[phase]
 
         def client_step(moving, fixed, x_B, target_B, weight_B, number, key):  # type: ignore[no-untyped-def]
             ask = Ask(
@@ -195,12 +194,9 @@ class Stage:
             return Moving(y_P, state, notes.buffers_R, scratch, moving.loss + notes.value.to(moving.loss))
 
         first = tree_map(lambda leaf: leaf[:k], (self._moving, self._fixed))
-        index_BK = index_TBK.index_select(0, self._step)[0, :, :k]
-        weight_BK = weight_TBK.index_select(0, self._step)[0, :, :k]
-        number_K, key_K2 = number_TK.index_select(0, self._step)[0, :k], key_TK2.index_select(0, self._step)[0, :k]
-        x_BK, target_BK = resident.inputs(index_BK), resident.targets(index_BK)
+        batch = resident.batch(self._tables[phase], self._step, k)
         step = torch.vmap(client_step, in_dims=(0, 0, 1, 1, 1, 0, 0))
-        new = step(*first, x_BK, target_BK, weight_BK, number_K, key_K2)  # type: ignore[call-arg]
+        new = step(*first, *batch)
         overwrite([leaf for _, leaf in leaves(first[0])], [leaf for _, leaf in leaves(new)])
         self._step += 1
 
