@@ -1,0 +1,116 @@
+"""Time pfl (apple/pfl-research) as its own CIFAR-10 benchmark runs it: SimulatedBackend, PyTorchModel, FedAvg.
+
+    PYTHONPATH=src:bench python bench/peers/pfl_peer.py --setting b --rounds 50 --device cuda --data-dir DIR
+
+Samples are tensors on the device, as in pfl's benchmark. What differs from the others: batches are the same in every
+epoch and round (pfl does not shuffle), BatchNorm's running statistics are not averaged (those of the last client
+remain), and with evaluation it also scores each user of that round before and after training.
+"""
+
+import os
+import types
+from typing import Any
+
+import torch
+from peers.settings import Federation, use_carried
+from peers.timing import Clock, arguments_of, federation_of, report
+from torch import Tensor, nn
+
+NEVER = 10**9  # rounds between evaluations
+
+
+def main() -> None:
+    arguments = arguments_of(__doc__)
+    os.environ["PFL_PYTORCH_DEVICE"] = arguments.device
+    use_carried()
+    import pfl
+
+    clock = Clock(arguments.rounds, arguments.device)
+    federation = federation_of(arguments)
+    state_dict = run(federation, clock, arguments.device)
+    note = "batches not reshuffled; BatchNorm's statistics not averaged"
+    report("pfl", pfl.__version__, arguments, clock, [federation], state_dict, note)
+
+
+def run(federation: Federation, clock: Clock, device: str) -> dict[str, Tensor]:
+    from pfl.aggregate.simulate import SimulatedBackend
+    from pfl.aggregate.weighting import WeightByDatapoints
+    from pfl.algorithm import FederatedAveraging, NNAlgorithmParams
+    from pfl.callback.base import TrainingProcessCallback
+    from pfl.callback.central_evaluation import CentralEvaluationCallback
+    from pfl.data import FederatedDataset
+    from pfl.data.dataset import Dataset
+    from pfl.hyperparam import NNEvalHyperParams, NNTrainHyperParams
+    from pfl.metrics import Metrics
+    from pfl.model.pytorch import PyTorchModel
+
+    torch.manual_seed(federation.seed)
+    setting = federation.setting
+    module = trainable(federation, device)
+    x, y = federation.tensors(device)
+    users = [(x[index], y[index]) for index in (torch.from_numpy(part).to(device) for part in federation.clients.train)]
+    ids = (u for t in range(clock.last) for u in federation.ids(t))
+    training_data = FederatedDataset.from_slices(users, lambda: next(ids))
+    test = federation.test.to(device)
+    central_data = Dataset(raw_data=(x[test], y[test]))
+    every = setting.eval_every or NEVER
+    evaluating = NNEvalHyperParams(local_batch_size=10_000)
+
+    class Tick(TrainingProcessCallback):  # type: ignore[misc]
+        def after_central_iteration(self, aggregate_metrics: Any, model: Any, *, central_iteration: int) -> Any:
+            clock.tick(module.trained)
+            return False, Metrics()
+
+    callbacks: list[Any] = [Tick()]  # the last, so that evaluation is timed
+    if setting.eval_every:
+        callbacks.insert(0, CentralEvaluationCallback(central_data, model_eval_params=evaluating, frequency=every))
+    FederatedAveraging().run(
+        algorithm_params=NNAlgorithmParams(
+            central_num_iterations=clock.last,
+            evaluation_frequency=every,
+            train_cohort_size=setting.per_round,
+            val_cohort_size=0,
+        ),
+        backend=SimulatedBackend(
+            training_data=training_data, val_data=training_data, postprocessors=[WeightByDatapoints()]
+        ),
+        model=PyTorchModel(
+            model=module,
+            local_optimizer_create=torch.optim.SGD,
+            central_optimizer=torch.optim.SGD(module.parameters(), 1.0),
+        ),
+        model_train_params=NNTrainHyperParams(
+            local_learning_rate=setting.lr, local_num_epochs=setting.epochs, local_batch_size=setting.batch_size
+        ),
+        model_eval_params=evaluating,
+        callbacks=callbacks,
+    )
+    return module.state_dict()
+
+
+def trainable(federation: Federation, device: str) -> Any:
+    """Return the module with the methods ``loss`` and ``metrics`` that pfl asks for, as its benchmarks write them."""
+    from pfl.metrics import Weighted
+
+    def loss(self: Any, inputs: Tensor, targets: Tensor) -> Tensor:
+        self.train()
+        self.trained += len(targets)
+        return nn.functional.cross_entropy(self(inputs), targets)
+
+    @torch.no_grad()
+    def metrics(self: Any, inputs: Tensor, targets: Tensor) -> dict[str, Any]:
+        self.eval()
+        logits = self(inputs)
+        right = (logits.argmax(-1) == targets).float().sum().item()
+        total = nn.functional.cross_entropy(logits, targets, reduction="sum").item()
+        return {"loss": Weighted(total, len(targets)), "accuracy": Weighted(right, len(targets))}
+
+    module: Any = federation.module()
+    module.load_state_dict(federation.initial())
+    module.trained = 0
+    module.loss, module.metrics = types.MethodType(loss, module), types.MethodType(metrics, module)
+    return module.to(device)
+
+
+if __name__ == "__main__":
+    main()
