@@ -8,6 +8,7 @@ The runs go through ``fedncv.runner``, as those of ``fedncv.simulate`` and ``fed
 import argparse
 from importlib import metadata
 
+from peers.settings import Federation
 from peers.timing import Clock, arguments_of, federation_of, report
 
 from fedncv.engine.problem import start
@@ -29,12 +30,21 @@ def main() -> None:
     arguments = arguments_of(__doc__, more=more)
     clock = Clock(arguments.rounds, arguments.device)
     federations = [federation_of(arguments, seed) for seed in range(arguments.seeds)]
+    first = run(federations, clock, arguments.device)
+    peer = "ours"
+    if arguments.seeds > 1:
+        peer += f", {arguments.seeds} seeds" + " in one stack" * ("stacked" in first.how)
+    report(peer, version(), arguments, clock, federations, first.state_dict(), first.how)
+
+
+def run(federations: list[Federation], clock: Clock, device: str) -> Watched:
+    """Train all federations together and return the run of the first."""
     runs: list[Watched] = []
     for federation in federations:
-        problem = federation.problem(rounds=clock.last + 1, device=arguments.device)
+        problem = federation.problem(rounds=clock.last + 1, device=device)
         if runs:
             problem = problem.sharing(runs[0].problem)
-        runs.append(Watched(problem, start(problem, runs=arguments.seeds)))
+        runs.append(Watched(problem, start(problem, runs=len(federations))))
 
     def on_round(run: LiveRun, row: Row) -> None:
         if row["round"] and run is runs[-1]:
@@ -43,8 +53,7 @@ def main() -> None:
             run.stop("all rounds are timed")  # before the evaluation of the last round
 
     train(list(runs), on_round=on_round)
-    peer = "ours" if arguments.seeds == 1 else f"ours, {arguments.seeds} seeds in one stack"
-    report(peer, version(), arguments, clock, federations, runs[0].state_dict(), runs[0].how)
+    return runs[0]
 
 
 def version() -> str:

@@ -28,7 +28,9 @@ def main() -> None:
     clock = Clock(arguments.rounds, arguments.device)
     federation = federation_of(arguments)
     state_dict = run(federation, clock, arguments.device)
-    note = "batches not reshuffled; BatchNorm's statistics not averaged"
+    note = "batches not reshuffled"
+    if any(isinstance(part, nn.BatchNorm2d) for part in federation.module().modules()):
+        note += "; BatchNorm's statistics not averaged"
     report("pfl", pfl.__version__, arguments, clock, [federation], state_dict, note)
 
 
@@ -85,7 +87,8 @@ def run(federation: Federation, clock: Clock, device: str) -> dict[str, Tensor]:
         model_eval_params=evaluating,
         callbacks=callbacks,
     )
-    return module.state_dict()
+    state_dict: dict[str, Tensor] = module.state_dict()
+    return state_dict
 
 
 def trainable(federation: Federation, device: str) -> Any:

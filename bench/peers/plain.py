@@ -1,6 +1,6 @@
 """Time FedAvg as a plain PyTorch loop: a module and an optimizer, one client after the other, samples on the device.
 
-    PYTHONPATH=src:bench python bench/peers/plain.py --setting a --rounds 50 --device cuda --data-dir DIR
+PYTHONPATH=src:bench python bench/peers/plain.py --setting a --rounds 50 --device cuda --data-dir DIR
 """
 
 import torch
@@ -61,7 +61,8 @@ def train_client(module: nn.Module, x: Tensor, y: Tensor, epochs: int, batch_siz
 @torch.no_grad()
 def accuracy(module: nn.Module, x: Tensor, y: Tensor) -> float:
     module.eval()
-    right = sum((module(a).argmax(1) == b).sum() for a, b in zip(x.split(10_000), y.split(10_000), strict=True))
+    batches = zip(torch.split(x, 10_000), torch.split(y, 10_000), strict=True)
+    right = sum((module(inputs).argmax(1) == targets).sum() for inputs, targets in batches)
     return float(right) / len(y)
 
 

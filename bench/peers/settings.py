@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from fedncv.config import RunConfig
 from fedncv.data import Clients, Dataset, divide, load, split
+from fedncv.data.owners import Indices
 from fedncv.engine.problem import Problem, build, start
 from fedncv.engine.sampling import draw_uniform
 from fedncv.export import export
@@ -189,7 +190,7 @@ def of_setting(setting: Setting, dataset: Dataset, seed: int = 0) -> Federation:
     return Federation(setting, dataset, Clients(train, test), seed)
 
 
-def trimmed(part: "np.ndarray[tuple[int], np.dtype[np.int64]]", batch_size: int):  # type: ignore[no-untyped-def]
+def trimmed(part: Indices, batch_size: int) -> Indices:
     """Leave out the last sample if it would be a batch of its own."""
     return part[:-1] if len(part) > 1 and len(part) % batch_size == 1 else part
 

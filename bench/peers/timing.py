@@ -6,9 +6,8 @@ import sys
 import time
 
 import torch
-from torch import Tensor
-
 from peers.settings import SETTINGS, Federation, federate
+from torch import Tensor
 
 WARM_UP = 2  # rounds before the clock starts
 
