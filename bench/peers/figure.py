@@ -18,7 +18,16 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
 OURS, OTHERS, LOOP = "#1f77b4", "#b8bcc2", "#6b7075"
-ORDER = ["ours, 5 seeds in one stack", "ours", PLAIN, "pfl", "BlazeFL", "BlazeFL, processes", "FL-bench"]
+ORDER = [
+    "ours, 5 seeds in one stack",
+    "ours",
+    PLAIN,
+    "pfl",
+    "pfl, 5 processes",
+    "BlazeFL",
+    "BlazeFL, processes",
+    "FL-bench",
+]
 assert set(ORDER) == set(TITLES.values())
 
 

@@ -2,36 +2,89 @@
 
     PYTHONPATH=src:bench python bench/peers/pfl_peer.py --setting b --rounds 50 --device cuda --data-dir DIR
 
-Samples are tensors on the device, as in pfl's benchmark. What differs from the others: batches are the same in every
-epoch and round (pfl does not shuffle), BatchNorm's running statistics are not averaged (those of the last client
-remain), and with evaluation it also scores each user of that round before and after training.
+Samples are tensors on the device, as in pfl's benchmark. ``--processes 5`` shares the users of a round among processes
+on the same GPU, which pfl's guide suggests for small models (1 to 5 of them). What differs from the others: batches are
+the same in every epoch and round (pfl does not shuffle), BatchNorm's running statistics are not averaged (those of the
+last client remain), and with evaluation it also scores each user of that round before and after training.
 """
 
+import argparse
+import atexit
+import itertools
 import os
+import socket
+import subprocess
+import sys
 import types
 from typing import Any
 
+import numpy as np
 import torch
 from peers.settings import Federation, use_carried
-from peers.timing import Clock, arguments_of, federation_of, report
+from peers.timing import WARM_UP, Clock, arguments_of, federation_of, report
 from torch import Tensor, nn
 
 NEVER = 10**9  # rounds between evaluations
+RANK = "PFL_WORKER_RANK"
 
 
 def main() -> None:
-    arguments = arguments_of(__doc__)
+    more = argparse.ArgumentParser(add_help=False)
+    more.add_argument("--processes", type=int, default=1, help="that share the device and a round's users")
+    arguments = arguments_of(__doc__, more=more)
     os.environ["PFL_PYTORCH_DEVICE"] = arguments.device
+    others = start_others(arguments.processes)
     use_carried()
+    use_gloo()
     import pfl
 
     clock = Clock(arguments.rounds, arguments.device)
     federation = federation_of(arguments)
     state_dict = run(federation, clock, arguments.device)
+    if os.environ.get(RANK, "0") != "0":
+        return
+    for process in others:
+        process.wait()
     note = "batches not reshuffled"
     if any(isinstance(part, nn.BatchNorm2d) for part in federation.module().modules()):
         note += "; BatchNorm's statistics not averaged"
-    report("pfl", pfl.__version__, arguments, clock, [federation], state_dict, note)
+    peer = "pfl" if arguments.processes == 1 else f"pfl, {arguments.processes} processes"
+    report(peer, pfl.__version__, arguments, clock, [federation], state_dict, note)
+
+
+def start_others(num: int) -> list[subprocess.Popen[bytes]]:
+    """Start this program once more for every further process, with the variables by which pfl finds them."""
+    if num == 1 or RANK in os.environ:
+        return []
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+    os.environ["PFL_WORKER_ADDRESSES"] = ",".join([address] * num)
+    os.environ[RANK] = "0"
+    command = [sys.executable, *sys.argv]
+    others = [subprocess.Popen(command, env=os.environ | {RANK: str(rank)}, stdout=2) for rank in range(1, num)]
+    for process in others:
+        atexit.register(process.kill)  # they would wait for a process that failed
+    return others
+
+
+def use_gloo() -> None:
+    """Let pfl's processes talk through gloo: it asks for NCCL, which refuses two processes on one GPU."""
+    init_process_group = torch.distributed.init_process_group
+
+    def init(*_: Any, backend: str = "", **settings: Any) -> Any:
+        return init_process_group(backend="gloo", **settings)
+
+    torch.distributed.init_process_group = init
+
+
+def counted(trained: int) -> int:
+    """Return the samples of all processes."""
+    if RANK not in os.environ:
+        return trained
+    total = torch.tensor([trained])
+    torch.distributed.all_reduce(total)
+    return int(total)
 
 
 def run(federation: Federation, clock: Clock, device: str) -> dict[str, Tensor]:
@@ -51,8 +104,10 @@ def run(federation: Federation, clock: Clock, device: str) -> dict[str, Tensor]:
     module = trainable(federation, device)
     x, y = federation.tensors(device)
     users = [(x[index], y[index]) for index in (torch.from_numpy(part).to(device) for part in federation.clients.train)]
-    ids = (u for t in range(clock.last) for u in federation.ids(t))
-    training_data = FederatedDataset.from_slices(users, lambda: next(ids))
+    np.random.seed(federation.seed)  # the same in every process, which pfl asks for
+    ids = (u for t in itertools.count() for u in federation.ids(t))
+    sizes = {u: len(y_u) for u, (_, y_u) in enumerate(users)}  # pfl balances its processes by them
+    training_data = FederatedDataset(lambda u: Dataset(users[u], user_id=u), lambda: next(ids), sizes)
     test = federation.test.to(device)
     central_data = Dataset(raw_data=(x[test], y[test]))
     every = setting.eval_every or NEVER
@@ -60,7 +115,8 @@ def run(federation: Federation, clock: Clock, device: str) -> dict[str, Tensor]:
 
     class Tick(TrainingProcessCallback):  # type: ignore[misc]
         def after_central_iteration(self, aggregate_metrics: Any, model: Any, *, central_iteration: int) -> Any:
-            clock.tick(module.trained)
+            noted = clock.ticks + 1 in (WARM_UP, clock.last)
+            clock.tick(counted(module.trained) if noted else 0)
             return False, Metrics()
 
     callbacks: list[Any] = [Tick()]  # the last, so that evaluation is timed

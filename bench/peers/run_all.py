@@ -8,7 +8,10 @@ listed with the reason. Ratios are to the plain loop of the same setting and the
 """
 
 import argparse
+import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -22,6 +25,7 @@ PEERS: dict[str, tuple[str, ...]] = {
     "ours": ("ours.py",),
     "ours-5": ("ours.py", "--seeds", "5"),
     "pfl": ("pfl_peer.py",),
+    "pfl-5": ("pfl_peer.py", "--processes", "5"),
     "flbench": ("flbench_peer.py",),
     "blazefl": ("blazefl_peer.py",),
     "blazefl-processes": ("blazefl_peer.py", "--mode", "process"),
@@ -32,6 +36,7 @@ TITLES = {
     "ours": "ours",
     "ours-5": "ours, 5 seeds in one stack",
     "pfl": "pfl",
+    "pfl-5": "pfl, 5 processes",
     "flbench": "FL-bench",
     "blazefl": "BlazeFL",
     "blazefl-processes": "BlazeFL, processes",
@@ -77,16 +82,21 @@ def rounds_of(setting: str, texts: list[str]) -> int:
 
 
 def run(command: list[str], *, limit_s: float) -> Line:
-    """Run a peer and return its line; if it fails, the reason."""
+    """Run a peer and return its line; if it fails, the reason. No process of it is left running."""
     began = time.perf_counter()
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
-    except subprocess.TimeoutExpired:
-        return {"failed": f"took longer than {limit_s:g} s"}
-    printed = [text for text in done.stdout.splitlines() if text.startswith('{"peer"')]
-    if done.returncode or not printed:
-        print(done.stderr[-2000:], file=sys.stderr)
-        words = [text for text in done.stderr.splitlines() if text.strip()] or [f"exit status {done.returncode}"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
+        try:
+            stdout, stderr = process.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            return {"failed": f"took longer than {limit_s:g} s"}
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # its group: those that it started, too
+    printed = [text for text in stdout.splitlines() if text.startswith('{"peer"')]
+    if process.returncode or not printed:
+        print(stderr[-2000:], file=sys.stderr)
+        words = [text for text in stderr.splitlines() if text.strip()] or [f"exit status {process.returncode}"]
         return {"failed": words[-1].strip()[:300]}
     line: Line = json.loads(printed[-1])
     return line | {"total_s": round(time.perf_counter() - began, 1)}
