@@ -75,7 +75,7 @@ def use_gloo() -> None:
     def init(*_: Any, backend: str = "", **settings: Any) -> Any:
         return init_process_group(backend="gloo", **settings)
 
-    torch.distributed.init_process_group = init
+    torch.distributed.init_process_group = init  # type: ignore[assignment]
 
 
 def counted(trained: int) -> int:
