@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 from torch import Tensor
 
 from fedncv import termination
@@ -76,9 +75,8 @@ class LiveRun:
     def begin(self, engine: str, layers: str) -> None:
         """Record the engine, the layers, the machine and the partition."""
         if self._journal is not None:
-            config, clients = self.problem.config, self.problem.clients
-            parts = [np.concatenate(pair) for pair in zip(clients.train, clients.test, strict=True)]
-            held = holdings(self.problem.dataset, parts)
+            config = self.problem.config
+            held = holdings(self.problem.dataset, *self.problem.clients)
             words = {"data": config.data, "partition": config.partition, "seed": config.seed}
             self._journal.begin(engine, layers, words | held)
 

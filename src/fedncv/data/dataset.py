@@ -27,7 +27,7 @@ class Dataset(NamedTuple):
 
     def __repr__(self) -> str:
         """Return name and shapes; the tensors themselves would fill pages."""
-        owners = "" if self.owners is None else f", {len(set(self.owners.tolist()))} owners"
+        owners = "" if self.owners is None else f", {len(self.owners.unique())} owners"
         shapes = f"x {tuple(self.x.shape)} {self.x.dtype}, y {tuple(self.y.shape)} {self.y.dtype}"
         return f"Dataset({self.name!r}, {shapes}, {self.num_classes} outputs{owners})"
 

@@ -11,19 +11,28 @@ from typing import NamedTuple
 import numpy as np
 
 from fedncv.data.keyed import numbers, places
-from fedncv.data.owners import Indices
+from fedncv.data.owners import Grouped, Indices, grouped
 
 
 class Clients(NamedTuple):
-    """Sorted sample numbers, one array per client."""
+    """Sorted sample numbers, one array per client. Many clients are stored as ``Grouped``; a list does as well."""
 
-    train: list[Indices]
-    test: list[Indices]
+    train: Sequence[Indices]
+    test: Sequence[Indices]
 
     @property
     def sizes(self) -> Indices:
         """(N,) training samples of each client."""
-        return np.array([len(part) for part in self.train], dtype=np.int64)
+        return grouped(self.train).sizes
+
+    @property
+    def test_sizes(self) -> Indices:
+        """(N,) test samples of each client."""
+        return grouped(self.test).sizes
+
+    def only(self, ids: Indices) -> "Clients":
+        """Return some of the clients."""
+        return Clients(grouped(self.train).only(ids), grouped(self.test).only(ids))
 
 
 def num_test(sizes: Indices, test_share: float) -> Indices:
@@ -44,7 +53,8 @@ def split(parts: Sequence[Indices], test_share: float, seed: int) -> Clients:
 
     One sort over (client, keyed number) splits all clients, instead of one permutation per client.
     """
-    sizes = np.array([len(part) for part in parts], dtype=np.int64)
+    parts = grouped(parts)
+    sizes = parts.sizes
     if not len(sizes):
         raise ValueError("no clients to split; give at least one array of sample numbers")
     if not sizes.all():
@@ -55,7 +65,5 @@ def split(parts: Sequence[Indices], test_share: float, seed: int) -> Clients:
     in_test = np.zeros(len(client), dtype=bool)
     in_test[order] = place < share[client]
 
-    sample = np.concatenate([np.sort(part) for part in parts]).astype(np.int64)
-    test = np.split(sample[in_test], np.cumsum(share)[:-1])
-    train = np.split(sample[~in_test], np.cumsum(sizes - share)[:-1])
-    return Clients(train, test)
+    sample = parts.flat[np.lexsort((parts.flat, client))]
+    return Clients(Grouped(sample[~in_test], sizes - share), Grouped(sample[in_test], share))

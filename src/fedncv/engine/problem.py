@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedncv.config import RunConfig, short_name
 from fedncv.data import STREAMS, Clients, Dataset, Stream, check_samples, divide, load, split, standardised
+from fedncv.data.owners import grouped
 from fedncv.engine import sampling
 from fedncv.engine.check import check, check_sgd
 from fedncv.engine.keeping import room
@@ -165,6 +166,7 @@ def build(
         parts = divide(dataset, config.partition, num_clients=config.clients, seed=config.seed)
         clients = split(parts, config.test_share, config.seed)
     dataset = standardised(dataset, clients)
+    clients = Clients(grouped(clients.train), grouped(clients.test))
     num_clients = len(clients.train)
     dtype = torch.float64 if config.dtype == "float64" else torch.float32
     dataset = dataset._replace(x=dataset.x.to(device), y=dataset.y.to(device))
