@@ -20,6 +20,7 @@ from fedncv.config import RunConfig
 from fedncv.data import holdings, prior_accuracy
 from fedncv.engine import gradients
 from fedncv.engine.choose import common, engine_for
+from fedncv.engine.evaluate import sampled
 from fedncv.engine.problem import DivergedError, Problem, State, build
 from fedncv.engine.protocol import Engine
 from fedncv.engine.sequential import one_thread
@@ -175,7 +176,7 @@ def _train(engine: Engine, runs: list[LiveRun], on_round: OnRound | None) -> Non
             if config.probe:
                 gradients.check(engine.problems[0])
             if not live[0].rows:
-                rows = [{"round": 0} | floor(run.problem) for run in live]
+                rows = [{"round": 0} | sampled(run.problem) | floor(run.problem) for run in live]
                 _complete(engine, live, [run.state for run in live], rows, time.perf_counter(), on_round)
                 engine, live = _still_live(engine, live)
             while live and live[0].state.round < config.rounds:
@@ -247,13 +248,17 @@ def measure(engine: Engine, config: RunConfig, states: list[State]) -> list[Row]
 
 
 def floor(problem: Problem) -> Row:
-    """Return the accuracy of predicting each client's majority class, or the score's name if it is not an accuracy."""
+    """Return the accuracy of predicting each client's majority class, or the score's name if it is not an accuracy.
+
+    It is that of the clients that are scored.
+    """
     if problem.task.score_name != ACCURACY:
         return {"score_name": problem.task.score_name}
     labels = problem.dataset.y
     if labels.is_floating_point() or labels.dim() != 1:
         return {}
-    accuracy = prior_accuracy(labels.cpu().numpy(), problem.clients, problem.dataset.num_classes)
+    clients = problem.clients if problem.sample is None else problem.clients.only(problem.sample)
+    accuracy = prior_accuracy(labels.cpu().numpy(), clients, problem.dataset.num_classes)
     return {} if math.isnan(accuracy) else {"label_prior": accuracy}
 
 

@@ -14,6 +14,7 @@ from fedncv.data.owners import grouped
 from fedncv.engine import sampling
 from fedncv.engine.check import check, check_sgd
 from fedncv.engine.keeping import room
+from fedncv.engine.scored import sample
 from fedncv.flat import Factory, Model
 from fedncv.keys import key_for
 from fedncv.methods import find_method, is_own
@@ -45,6 +46,7 @@ class Problem(NamedTuple):
     stream: Stream | None = None  # if clients receive samples during training
     metrics: tuple[Metric, ...] = ()
     plain: Model | None = None  # the model with torch's layers, if ``model`` has compiled ones
+    sample: sampling.Ids | None = None  # clients that are scored; None: all
 
     def at(self, round: int) -> "Problem":
         """Return the problem of a round: with a stream, clients hold the samples that have arrived by then."""
@@ -63,6 +65,11 @@ class Problem(NamedTuple):
         """Return the problem with the samples and constants of a problem on the same data, to store them once."""
         self.model.share_constants(other.model)
         return self._replace(dataset=self.dataset.in_memory_of(other.dataset))
+
+    @property
+    def scored(self) -> sampling.Ids:
+        """The clients with test samples, or the sample of them that is scored."""
+        return np.flatnonzero(self.clients.test_sizes) if self.sample is None else self.sample
 
     @property
     def buffer_rule(self) -> str | BufferRule:
@@ -215,6 +222,7 @@ def build(
         _inclusion(config, sizes, rates_N),
         stream,
         measured,
+        sample=sample(config.seed, clients.test_sizes, config.eval_clients),
     )
     if given["method"] is not None or is_own(config.method):
         _try_method(problem)

@@ -17,6 +17,9 @@ from fedncv.tree import all_finite, leaves, num_bytes, stack
 
 RESERVED = (
     "pooled",
+    "pooled_standard_error",
+    "scored_clients",
+    "scored_of",
     "label_prior",
     "score_name",
     "skipped",
