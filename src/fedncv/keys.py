@@ -123,5 +123,19 @@ def permutation(key: Key, n: int) -> Tensor:
 
 def generator(seed: int, purpose: str, round: int = 0, client: int = 0) -> np.random.Generator:
     """Return NumPy's own Philox under the same kind of key, for draws with a distribution (Dirichlet, choice)."""
-    k0, k1 = key_for(seed, purpose, round, client).tolist()
-    return np.random.Generator(np.random.Philox(key=(k1 << 32) | k0))
+    return np.random.Generator(_philox(key_for(seed, purpose, round, client)))
+
+
+def uniform_at(key: Key, place: int) -> float:
+    """Return the number at ``place`` of ``generator(...).random(n)`` with this key, without those before it.
+
+    >>> uniform_at(key_for(0, "doc"), 1234) == generator(0, "doc").random(2000)[1234]
+    True
+    """
+    bits = _philox(key).advance(place // 4)  # four numbers for each value of the counter
+    return float(np.random.Generator(bits).random(place % 4 + 1)[-1])
+
+
+def _philox(key: Key) -> np.random.Philox:
+    k0, k1 = key.tolist()
+    return np.random.Philox(key=(k1 << 32) | k0)

@@ -4,6 +4,8 @@
 call gives the same numbers for all clients, and one sort the same orders.
 """
 
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 
@@ -21,6 +23,21 @@ def places(sizes_N: Indices) -> tuple[Indices, Indices]:
     """
     client_n = np.repeat(np.arange(len(sizes_N)), sizes_N)
     return client_n, np.arange(len(client_n)) - (np.cumsum(sizes_N) - sizes_N)[client_n]
+
+
+def by_size(sizes_N: Indices) -> Iterator[Indices]:
+    """Yield for each size the places (K, size) of all samples of the K clients of that size, among those of all clients.
+
+    Rows of one length can be sorted at once, several times as fast as one sort over all clients.
+
+    >>> [places.tolist() for places in by_size(np.array([2, 1, 2]))]
+    [[[2]], [[0, 1], [3, 4]]]
+    """
+    sizes, counts = np.unique(sizes_N, return_counts=True)
+    first_N = np.cumsum(sizes_N) - sizes_N
+    groups = np.split(np.argsort(sizes_N, kind="stable"), np.cumsum(counts)[:-1])
+    for size, clients in zip(sizes.tolist(), groups, strict=True):
+        yield first_N[clients][:, None] + np.arange(size)
 
 
 def numbers(sizes_N: Indices, seed: int, purpose: str) -> Indices:

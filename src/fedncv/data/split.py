@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedncv.data.keyed import numbers, places
+from fedncv.data.keyed import by_size, numbers
 from fedncv.data.owners import Grouped, Indices, grouped
 
 
@@ -51,7 +51,7 @@ def num_test(sizes: Indices, test_share: float) -> Indices:
 def split(parts: Sequence[Indices], test_share: float, seed: int) -> Clients:
     """Split every client's samples by its own key, so that no client's split depends on another's.
 
-    One sort over (client, keyed number) splits all clients, instead of one permutation per client.
+    One sort splits all clients of a size, instead of one permutation per client.
     """
     parts = grouped(parts)
     sizes = parts.sizes
@@ -60,10 +60,12 @@ def split(parts: Sequence[Indices], test_share: float, seed: int) -> Clients:
     if not sizes.all():
         raise ValueError(f"client {int(np.argmin(sizes))} has no samples; merge it or raise min_samples")
     share = num_test(sizes, test_share)
-    client, place = places(sizes)
-    order = np.lexsort((numbers(sizes, seed, "split"), client))
-    in_test = np.zeros(len(client), dtype=bool)
-    in_test[order] = place < share[client]
-
-    sample = parts.flat[np.lexsort((parts.flat, client))]
+    number = numbers(sizes, seed, "split")
+    in_test = np.zeros(len(number), dtype=bool)
+    sample = np.empty(len(number), dtype=np.int64)
+    for place in by_size(sizes):
+        order = np.argsort(number[place], axis=1, kind="stable")
+        held = int(num_test(np.array(place.shape[1]), test_share))
+        in_test[np.take_along_axis(place, order[:, :held], axis=1)] = True
+        sample[place] = np.sort(parts.flat[place], axis=1)
     return Clients(Grouped(sample[~in_test], sizes - share), Grouped(sample[in_test], share))
