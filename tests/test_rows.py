@@ -404,9 +404,13 @@ def test_a_round_of_a_large_federation_copies_only_the_pages_of_its_clients():
     new = old | {7: torch.tensor([-1.0]), 3 * PAGE + 1: torch.tensor([-2.0])}
     changed = {number for number in new._pages if new._pages[number] is not old._pages.get(number)}
     assert changed == {0, 3}
-    assert old[7] == 7.0 and new[7] == -1.0 and new[14] == 14.0
-    assert 3 * PAGE + 1 in new and 3 * PAGE + 1 not in old
-    assert sorted(new) == sorted({*range(0, 20 * PAGE, 7), 3 * PAGE + 1}) and len(new) == len(old) + 1
+    assert old[7] == 7.0
+    assert new[7] == -1.0
+    assert new[14] == 14.0
+    assert 3 * PAGE + 1 in new
+    assert 3 * PAGE + 1 not in old
+    assert sorted(new) == sorted({*range(0, 20 * PAGE, 7), 3 * PAGE + 1})
+    assert len(new) == len(old) + 1
 
 
 def test_a_checkpoint_has_ids_and_names_in_order_whatever_order_clients_came_in():

@@ -26,7 +26,7 @@ def places(sizes_N: Indices) -> tuple[Indices, Indices]:
 
 
 def by_size(sizes_N: Indices) -> Iterator[Indices]:
-    """Yield for each size the places (K, size) of all samples of the K clients of that size, among those of all clients.
+    """Yield for each size the places (K, size) of the samples of the K clients of that size, among those of all.
 
     Rows of one length can be sorted at once, several times as fast as one sort over all clients.
 

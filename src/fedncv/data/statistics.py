@@ -41,8 +41,8 @@ def holdings(dataset: Dataset, *parts: Sequence[Indices]) -> dict[str, Any]:
     """
     sizes = np.sum([grouped(each).sizes for each in parts], axis=0)
     if len(sizes) > RECORDED:
-        values, counts = np.unique(sizes, return_counts=True)
-        return {"clients_of_size": [values.tolist(), counts.tolist()]}
+        found, clients = np.unique(sizes, return_counts=True)
+        return {"clients_of_size": [found.tolist(), clients.tolist()]}
     labels = dataset.labels.cpu().numpy()
     are_classes = labels.ndim == 1 and labels.dtype.kind in "iu" and labels.min(initial=0) >= 0
     num_classes = max(dataset.num_classes, 1 + int(labels.max(initial=0)))  # groups may be more than the outputs

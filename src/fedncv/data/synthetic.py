@@ -4,8 +4,8 @@
                B_k ~ beta N(0, 1),    v_k ~ N(B_k, 1)          the centre of its inputs
     sample     x ~ N(v_k, diag(j^-1.2)),   y = argmax(W_k x + b_k)
 
-Large ``alpha``: clients label differently. Large ``beta``: their inputs differ. Every client has as many samples as any
-other, and client k has the same samples in a population of any size: clients are drawn in blocks, each with its own key.
+Large ``alpha``: clients label differently. Large ``beta``: their inputs differ. All clients have equally many samples,
+and client k has the same ones in a population of any size: clients are drawn in blocks, each with its own key.
 
 Li et al., "Federated optimization in heterogeneous networks", MLSys 2020, https://arxiv.org/abs/1812.06127, sec. 5.1.
 Departures from the paper: ``samples`` per client instead of a power law. As in the authors' code, alpha and beta are
@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fedncv.data.dataset import Dataset
 from fedncv.keys import key_for
@@ -39,8 +40,10 @@ def load_synthetic(
     ``samples`` are those of each client. ``seed`` is that of the samples: runs with different seeds of their own share
     them.
     """
-    for name, value, least in (("clients", clients, 1), ("samples", samples, 1), ("features", features, 1),
-                               ("classes", classes, 2), ("alpha", alpha, 0), ("beta", beta, 0), ("seed", seed, 0)):  # fmt: skip
+    least_of = {"clients": (clients, 1), "samples": (samples, 1), "features": (features, 1), "classes": (classes, 2)}
+    least_of |= {"seed": (seed, 0)}
+    spread_of = {"alpha": (alpha, 0), "beta": (beta, 0)}
+    for name, (value, least) in (least_of | spread_of).items():
         if not least <= value < 2**63:
             raise ValueError(f"synthetic: {name} is {value}; it must be at least {least} and finite")
     x_NSF = np.empty((clients, samples, features), dtype=np.float32)
@@ -57,10 +60,10 @@ def load_synthetic(
 
 def _block(
     rng: np.random.Generator, samples: int, alpha: float, beta: float, features: int, classes: int
-) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """Return inputs (K, S, F) and labels (K, S) of a block of clients."""
 
-    def normal(*shape: int) -> np.ndarray:  # type: ignore[type-arg]
+    def normal(*shape: int) -> NDArray[np.float32]:
         return rng.standard_normal(shape, dtype=np.float32)
 
     u_K, B_K = np.float32(alpha) * normal(BLOCK), np.float32(beta) * normal(BLOCK)

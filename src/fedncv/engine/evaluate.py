@@ -47,9 +47,7 @@ class Scores(NamedTuple):
         """Return the mean over samples, over clients, over the worst tenth of clients, and every client's score."""
         if not np.isfinite(self.total_N).all():
             i = int(np.flatnonzero(~np.isfinite(self.total_N))[0])
-            raise DivergedError(
-                f"client {self.clients_N[i]} scores {self.total_N[i]} {name} training; try a lower lr"
-            )
+            raise DivergedError(f"client {self.clients_N[i]} scores {self.total_N[i]} {name} training; try a lower lr")
         tested = self.samples_N > 0
         if not tested.any():
             return {}

@@ -15,7 +15,18 @@ from typing import Any, NamedTuple
 from fedncv.config import RunConfig, Settings, changed_code, named, read_toml
 from fedncv.figures import APART
 from fedncv.report import names, paper
-from fedncv.results import CONFIG, PERCENT, TIMING, Run, Score, check_folder, code_words, read_config, read_runs, samples_of
+from fedncv.results import (
+    CONFIG,
+    PERCENT,
+    TIMING,
+    Run,
+    Score,
+    check_folder,
+    code_words,
+    read_config,
+    read_runs,
+    samples_of,
+)
 from fedncv.study import FILE, NEUTRAL, TUNING, Study, read_study
 
 NO_SEED = -1  # of a run whose config cannot be read

@@ -29,11 +29,11 @@ def page(
     data = chart_data(results)
     score, called = results.score, results.score.name.capitalize()
     beside = "; below it the paper's value" if table.beside_paper else ""
-    sampled = escape(sampled_clients(results.columns))
+    sampled = escape(f" {sampled_clients(results.columns)}".rstrip())
     whose = "a sample of clients'" if sampled else "all clients'"
     content = [
         ("verdict", "Verdict", "", sections.verdict(results, table, claims) + sections.missing(results)),
-        ("table", "Results", f"{score.axis().capitalize()}{TABLE_WORDS.format(beside=beside, whose=whose)} {sampled}".rstrip(),
+        ("table", "Results", f"{score.axis().capitalize()}{TABLE_WORDS.format(beside=beside, whose=whose)}{sampled}",
          sections.main_table(table) + sections.standings(table)),
         ("metrics", "More metrics", METRIC_WORDS, metrics.section(results)),
         ("gain", "Gain and cost", "", parts.section(results)),
@@ -41,7 +41,7 @@ def page(
          if data["curves"] else ""),
         ("scale", "More clients", f"{called}{SCALE_WORDS}",
          _chart("scale", "clients", "score") if data["scale"] else ""),
-        ("clients", "Clients", f"{called}{CLIENT_WORDS} {sampled}".rstrip(), sections.clients(results)),
+        ("clients", "Clients", f"{called}{CLIENT_WORDS}{sampled}", sections.clients(results)),
         ("partition", "Partition", "", partition.section(results)),
         ("variance", "Variance", VARIANCE_WORDS, variance.section(results) + _chart("variance", "round samples bytes",
          "variance") if data["variance"] else ""),
