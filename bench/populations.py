@@ -28,7 +28,7 @@ SCORED = 1_000
 def settings(clients: int, method: str, rounds: int, per_round: int, samples: int) -> dict[str, Any]:
     return {
         "method": method, "data": f"synthetic:clients={clients},samples={samples}", "partition": "natural",
-        "clients": clients, "per_round": per_round, "rounds": rounds, "epochs": 5, "model": "mlp", "rows": "disk",
+        "clients": clients, "per_round": per_round, "rounds": rounds, "epochs": 2, "model": "mlp", "rows": "disk",
         "eval_clients": SCORED, "eval_every": rounds, "checkpoint_every": EVERY, "engine": "sequential",
     }  # fmt: skip
 
@@ -42,7 +42,7 @@ class Population:
         command = [sys.executable, __file__, str(folder), json.dumps(words)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         began = time.perf_counter()
-        self._read()
+        self.cpu = self._read()["cpu"]
         self.start = time.perf_counter() - began
 
     def train(self) -> None:
@@ -68,7 +68,16 @@ class Population:
 
 def compare(populations: list[int], methods: list[str], *, tens: int, per_round: int, samples: int) -> None:
     print(f"{per_round} clients per round, {samples} samples each, {SCORED:,} clients scored, state of clients on disk")
-    head = ("method", "clients", "start, s", "peak, GB", "s/round", "ratio of ten rounds", "last, s", "on disk, MB")
+    head = (
+        "method",
+        "clients",
+        "start, s (CPU)",
+        "peak, GB",
+        "s/round",
+        "ratio of ten rounds",
+        "last, s",
+        "on disk, MB",
+    )
     print("".join(f"{word:>{width}}" for word, width in zip(head, WIDTHS, strict=True)), flush=True)
     for method in methods:
         with tempfile.TemporaryDirectory(prefix="fedncv-populations-") as place:
@@ -85,13 +94,13 @@ def compare(populations: list[int], methods: list[str], *, tens: int, per_round:
                 peak, disk = run.end()
                 ratio = f"{np.median(ratio_T):.2f} ({ratio_T.min():.2f} to {ratio_T.max():.2f})"
                 cells = (
-                    method, f"{n:,}", f"{run.start:.1f}", f"{peak:.2f}", f"{np.median(seconds_T) / EVERY:.3f}",
+                    method, f"{n:,}", f"{run.start:.1f} ({run.cpu:.1f})", f"{peak:.2f}", f"{np.median(seconds_T) / EVERY:.3f}",
                     ratio, f"{run.seconds[-1]:.1f}", f"{disk / 1e6:.0f}",
                 )  # fmt: skip
                 print("".join(f"{cell:>{width}}" for cell, width in zip(cells, WIDTHS, strict=True)), flush=True)
 
 
-WIDTHS = (12, 11, 10, 10, 9, 22, 9, 13)
+WIDTHS = (10, 11, 16, 10, 9, 22, 9, 13)
 
 
 def main(folder: Path, words: dict[str, Any]) -> None:
@@ -101,7 +110,8 @@ def main(folder: Path, words: dict[str, Any]) -> None:
 
     def wait(row: dict[str, Any]) -> None:
         nonlocal clock
-        print(json.dumps({"round": row["round"], "seconds": time.perf_counter() - clock}), flush=True)
+        said = {"round": row["round"], "seconds": time.perf_counter() - clock, "cpu": time.process_time()}
+        print(json.dumps(said), flush=True)
         if row["round"] < words["rounds"]:
             sys.stdin.readline()
         clock = time.perf_counter()

@@ -1,4 +1,4 @@
-"""A sample of the clients is scored: the same one everywhere, with the right standard error, and said in every table."""
+"""A sample of the clients is scored: one sample everywhere, with the right standard error, named in every table."""
 
 import itertools
 import json
@@ -77,7 +77,8 @@ def test_scores_of_the_sample_are_those_of_its_clients_in_a_run_that_scores_ever
     every = fedncv.simulate(method=method, metrics=["f1_macro"], **QUICK)
     some = fedncv.simulate(method=method, metrics=["f1_macro"], eval_clients=7, **QUICK)
     ids = some.rows[0]["scored_clients"]
-    assert len(ids) == 7 and some.rows[0]["scored_of"] == len(every.problem.scored)
+    assert len(ids) == 7
+    assert some.rows[0]["scored_of"] == len(every.problem.scored)
     sizes = every.problem.clients.test_sizes[ids]
     for full, row in zip(every.rows, some.rows, strict=True):
         for name in ("before", "after", "before_f1_macro"):
@@ -175,7 +176,8 @@ def test_tables_and_the_page_say_how_many_clients_were_scored(tmp_path, capsys):
     said = "scored on 9 of 24 clients"
     assert main(["show", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
-    assert said in shown and "(s.e. " in shown
+    assert said in shown
+    assert "(s.e. " in shown
     assert main(["report", str(tmp_path)]) == 0
     files = tmp_path / "report"
     for path in (tmp_path / "report.html", files / "table.md", files / "table.tex"):
@@ -192,5 +194,6 @@ def test_tables_and_the_page_say_how_many_clients_were_scored(tmp_path, capsys):
 def test_old_rows_without_a_sample_are_read_as_before(tmp_path):
     fedncv.simulate(out=tmp_path / "run", **QUICK)
     run = read_run(tmp_path / "run")
-    assert run.sample is None and sampling_error([run], "before") is None
+    assert run.sample is None
+    assert sampling_error([run], "before") is None
     assert len(run.last("before_clients")) == 24
