@@ -94,8 +94,8 @@ def compare(populations: list[int], methods: list[str], *, tens: int, per_round:
                 peak, disk = run.end()
                 ratio = f"{np.median(ratio_T):.2f} ({ratio_T.min():.2f} to {ratio_T.max():.2f})"
                 cells = (
-                    method, f"{n:,}", f"{run.start:.1f} ({run.cpu:.1f})", f"{peak:.2f}", f"{np.median(seconds_T) / EVERY:.3f}",
-                    ratio, f"{run.seconds[-1]:.1f}", f"{disk / 1e6:.0f}",
+                    method, f"{n:,}", f"{run.start:.1f} ({run.cpu:.1f})", f"{peak:.2f}",
+                    f"{np.median(seconds_T) / EVERY:.3f}", ratio, f"{run.seconds[-1]:.1f}", f"{disk / 1e6:.0f}",
                 )  # fmt: skip
                 print("".join(f"{cell:>{width}}" for cell, width in zip(cells, WIDTHS, strict=True)), flush=True)
 
