@@ -36,6 +36,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--clients", type=int, default=100)
+    parser.add_argument("--eval-clients", type=int, default=0, help="0: all")
+    parser.add_argument("--engine", default="auto")
     parser.add_argument("--lr", type=float, default=0.03)
     parser.add_argument("--out", type=Path, help="append the runs to this file")
     parser.add_argument("--table", type=Path, help="only print the table of this file")
@@ -63,11 +66,13 @@ def run(method: str, precision: str, arguments: argparse.Namespace) -> list[dict
     results = fedncv.simulate_many(
         seeds=range(arguments.seeds), method=method, precision=precision, data=arguments.data,
         data_dir=arguments.data_dir, device=arguments.device, model=arguments.model, rounds=arguments.rounds,
-        epochs=arguments.epochs, lr=arguments.lr, eval_every=0, progress=False,
+        epochs=arguments.epochs, lr=arguments.lr, eval_every=0, progress=False, clients=arguments.clients,
+        eval_clients=arguments.eval_clients, engine=arguments.engine,
     )  # fmt: skip
     seconds = time.perf_counter() - began
     words = {"method": method, "precision": precision, "model": arguments.model, "data": arguments.data}
-    words |= {"rounds": arguments.rounds, "epochs": arguments.epochs, "lr": arguments.lr}
+    words |= {"rounds": arguments.rounds, "epochs": arguments.epochs, "lr": arguments.lr, "clients": arguments.clients}
+    words |= {"eval_clients": arguments.eval_clients}
     return [
         words
         | {"seed": seed, "before": 100 * last["before"], "after": 100 * last["after"]}

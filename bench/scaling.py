@@ -1,6 +1,7 @@
 """Measure how time and memory of a round grow with clients per round, seeds, clients and their sizes.
 
     python bench/scaling.py --device cuda
+    python bench/scaling.py --population 10000 1000000    # on a CPU: see populations.py
 
 Clients have equal sizes here, so that one number changes at a time. The exponent of a law time ~ x^a is fitted
 to the larger half of each sweep, where the GPU is full. The paper claims memory linear in the clients and time linear
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from populations import compare
 from study import images, machine, problems
 
 from fedncv.engine.problem import DivergedError, start
@@ -35,7 +37,16 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--points", type=int, default=None, help="only the first POINTS of each sweep")
+    parser.add_argument("--population", type=int, nargs="+", help="compare federations of so many clients instead")
+    parser.add_argument("--methods", nargs="+", default=["fedavg", "scaffold", "fedncv"], help="with --population")
+    parser.add_argument("--tens", type=int, default=5, help="with --population: tens of rounds to time")
+    parser.add_argument("--per-round", type=int, default=100, help="with --population")
+    parser.add_argument("--samples", type=int, default=5, help="with --population: samples of each client")
     arguments = parser.parse_args()
+    if arguments.population:
+        print(machine())
+        sizes = {"per_round": arguments.per_round, "samples": arguments.samples}
+        return compare(arguments.population, arguments.methods, tens=arguments.tens, **sizes)
     torch.set_num_threads(1)
     print(machine())
     for name, sweep in SWEEPS.items():

@@ -107,7 +107,7 @@ def test_a_metric_that_is_not_defined_is_null_and_counted():
         find_metrics(["auroc", "f1_macro"]),
         {u: outputs[part] for u, part in parts.items()},
         {u: y[part] for u, part in parts.items()},
-        num_clients=3,
+        clients=range(3),
     )
     assert row["auroc_clients"][0] is row["auroc_clients"][2] is None
     assert row["auroc_client_mean"] == row["auroc_clients"][1]
@@ -326,7 +326,7 @@ def test_bad_input_is_refused_in_one_line(metrics, message):
 def test_a_metric_that_works_in_place_changes_no_other():
     outputs, y = drawn(3)
     alone, after = (
-        measure(tuple(Metric(f.__name__, f) for f in functions), {0: outputs}, {0: y}, num_clients=1)
+        measure(tuple(Metric(f.__name__, f) for f in functions), {0: outputs}, {0: y}, clients=[0])
         for functions in ([other], [in_place_by_torch, other])
     )
     assert alone == {key: after[key] for key in alone}

@@ -21,7 +21,7 @@ from fedncv.engine.problem import arrivals, build, start
 from fedncv.engine.sequential import run_round
 from fedncv.engine.stacked import StackedEngine
 from fedncv.results import read_run
-from fedncv.rows import NAME, RowFile, Rows, all_rows, rows_for
+from fedncv.rows import NAME, PAGE, RowFile, Rows, all_rows, rows_for
 from fedncv.tree import leaves
 
 CPU = torch.device("cpu")
@@ -93,8 +93,8 @@ def test_equal_rows_of_two_clients_are_freed_once(tmp_path):
     rows = Rows(file) | {0: zero, 1: zero, 2: zero + 1}
     found = RowFile(CPU, form=file.form)
     found.place(tmp_path / "rows.bin")
-    slots = found.find([rows.slots[u].name for u in range(3)])
-    again = Rows(found, {u: slots[rows.slots[u].name] for u in range(3)})
+    slots = found.find([rows.slot(u).name for u in range(3)])
+    again = Rows(found, {u: slots[rows.slot(u).name] for u in range(3)})
     changed = again | {0: zero + 5}
     del again
     changed = changed | {3: zero + 6, 4: zero + 7}
@@ -112,7 +112,7 @@ def test_of_two_places_with_one_name_the_whole_one_is_taken(tmp_path):
         (tmp_path / "copy.bin").write_bytes(content)
         copy = RowFile(CPU, form=file.form)
         copy.place(tmp_path / "copy.bin")
-        (slot,) = copy.find([rows.slots[0].name]).values()
+        (slot,) = copy.find([rows.slot(0).name]).values()
         assert slot.number == place
         assert copy.read(slot).tolist() == [1.0, 2.0]
         assert copy.free == [number for number in range(len(content) // len(whole)) if number != place]
@@ -350,7 +350,7 @@ def test_lost_and_damaged_rows_are_named(run):
     with pytest.raises(ValueError, match=r"cannot read .*rows-kept.bin"):
         store.read_state(run, problem)
     damaged = bytearray(whole)
-    slot = state.kept.slots[client].number
+    slot = state.kept.slot(client).number
     damaged[slot * state.kept.file._stride + NAME + 5] ^= 1
     path.write_bytes(bytes(damaged))
     state = store.read_state(run, problem)
@@ -396,3 +396,28 @@ def test_ten_thousand_clients_in_bounded_memory_and_killed_between_checkpoints(t
     assert many_clients(tmp_path / "killed", 60, 57).returncode == -signal.SIGKILL
     resumed = json.loads(many_clients(tmp_path / "killed", 60).stdout)
     assert resumed["digest"] == through["digest"]
+
+
+def test_a_round_of_a_large_federation_copies_only_the_pages_of_its_clients():
+    """Clients of other pages keep the very objects of the old value, and the old value does not change."""
+    old = on_disk() | {u: torch.tensor([float(u)]) for u in range(0, 20 * PAGE, 7)}
+    new = old | {7: torch.tensor([-1.0]), 3 * PAGE + 1: torch.tensor([-2.0])}
+    changed = {number for number in new._pages if new._pages[number] is not old._pages.get(number)}
+    assert changed == {0, 3}
+    assert old[7] == 7.0
+    assert new[7] == -1.0
+    assert new[14] == 14.0
+    assert 3 * PAGE + 1 in new
+    assert 3 * PAGE + 1 not in old
+    assert sorted(new) == sorted({*range(0, 20 * PAGE, 7), 3 * PAGE + 1})
+    assert len(new) == len(old) + 1
+
+
+def test_a_checkpoint_has_ids_and_names_in_order_whatever_order_clients_came_in():
+    clients = [5 * PAGE, 3, 2 * PAGE + 1, 1]
+    rows = on_disk()
+    for u in clients:
+        rows = rows | {u: torch.tensor([float(u)])}
+    ids, names = rows.ids_and_names()
+    assert np.frombuffer(ids, dtype=np.int64).tolist() == sorted(clients)
+    assert names == b"".join(rows.slot(u).name for u in sorted(clients))

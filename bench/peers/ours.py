@@ -20,8 +20,8 @@ class Watched(LiveRun):
 
     how = ""
 
-    def begin(self, engine: str, layers: str) -> None:
-        self.how = f"engine {engine}, {layers} layers"
+    def begin(self, engine: str, layers: str, why: str) -> None:
+        self.how = f"engine {engine}, {layers} layers" + (f" ({why})" if why else "")
 
 
 def main() -> None:
@@ -33,7 +33,7 @@ def main() -> None:
     first = run(federations, clock, arguments.device)
     peer = "ours"
     if arguments.seeds > 1:
-        peer += f", {arguments.seeds} seeds" + " in one stack" * ("stacked" in first.how)
+        peer += f", {arguments.seeds} seeds together"
     report(peer, version(), arguments, clock, federations, first.state_dict(), first.how)
 
 

@@ -34,7 +34,7 @@ DEFAULT = [name for name in PEERS if name != "blazefl-processes"]  # it takes se
 TITLES = {
     "plain": PLAIN,
     "ours": "ours",
-    "ours-5": "ours, 5 seeds in one stack",
+    "ours-5": "ours, 5 seeds together",
     "pfl": "pfl",
     "pfl-5": "pfl, 5 processes",
     "flbench": "FL-bench",

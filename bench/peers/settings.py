@@ -85,9 +85,9 @@ SETTINGS: dict[str, Setting] = {
     ),
     "c": Setting(
         "Shakespeare, LEAF's LSTM", data="shakespeare", partition="natural", clients=100, per_round=10, epochs=1,
-        batch_size=32, lr=0.5, model=MODELS["char_lstm"], most=400,
+        batch_size=32, lr=0.5, model=MODELS["char_lstm"], most=200,
     ),
-    "d": study("CIFAR-10, ResNet-18 with GroupNorm", epochs=1, lr=0.01, model=MODELS["resnet18"]),
+    "d": study("CIFAR-10, ResNet-18 with GroupNorm", clients=200, epochs=1, lr=0.01, model=MODELS["resnet18"]),
 }  # fmt: skip
 
 

@@ -209,11 +209,16 @@ class Settings:
     buffers: Literal["averaged", "personal"] = setting("averaged", "protocol")
     """BatchNorm's running statistics: averaged with the model, or kept by each client."""
     eval_every: int = setting(10, "protocol")
-    """Score all clients before local training every so many rounds, and at the end; 0: only at the end."""
+    """Score the clients before local training every so many rounds, and at the end; 0: only at the end."""
     after_every: int = setting(
         0, "protocol", simulation_only="scores stay at the clients, which score the received model (--eval-every)"
     )
-    """Score all clients after local training every so many rounds, and at the end; 0: only at the end."""
+    """Score the clients after local training every so many rounds, and at the end; 0: only at the end."""
+    eval_clients: int = setting(
+        0, "protocol", simulation_only="every client scores its own model, and the scores stay there"
+    )
+    """Score only so many clients, a random sample that is the same in all rounds and for all methods; 0, or at least
+    the number of clients: all of them (docs/runs.md)."""
     metrics: tuple[str, ...] = setting((), "measurement")
     """Metrics beside the score, whenever that is measured: --metrics f1_macro auroc ece (docs/metrics.md)."""
     probe: str = setting("", "measurement", simulation_only="gradients of single samples stay at the clients")
@@ -281,6 +286,7 @@ class RunConfig(Settings):
             (0 <= self.weight_decay < math.inf, "weight_decay", "at least 0 and finite"),
             (self.eval_every >= 0, "eval_every", "at least 0"),
             (self.after_every >= 0, "after_every", "at least 0"),
+            (self.eval_clients >= 0, "eval_clients", "at least 0 (0: all clients)"),
             (self.checkpoint_every >= 1, "checkpoint_every", "at least 1"),
         ]
         for right, name, remedy in ranges:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from fedncv.catalogue import methods as listed_methods
 from fedncv.comparison import summary
 from fedncv.config import short_name
-from fedncv.results import Run, Score, by_method, metrics_of, points, read_run, share_samples
+from fedncv.results import Run, Score, by_method, metrics_of, points, read_run, samples_of, share_samples
 from fedncv.spec import nearest
 
 # Okabe and Ito's colours with indigo for their yellow, which is hard to see on white: colour-blind readers can tell
@@ -180,6 +180,7 @@ def draw(axes: Any, runs: list[Run], metric: str = "") -> None:
     draw_intervals(axes, lines, found)
     config = runs[0].config
     title = f"{short_name(config.data)}, {config.clients} clients, {config.partition}"
+    title = ", ".join(filter(None, [title, samples_of(runs)]))
     axes.set_title(textwrap.fill(title, WIDTH), loc="left")
     drawn = "shaded" if shaded(list(lines.values())) else "bars at the end"
     said = caption([line.num_seeds for line in lines.values()], drawn=drawn)

@@ -21,6 +21,7 @@ from typing import TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 WORD = 0xFFFFFFFF
@@ -28,7 +29,7 @@ MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)
 
 Key = Tensor  # int64, shape (2,), two 32-bit words
-Word = TypeVar("Word", int, Tensor)
+Word = TypeVar("Word", int, Tensor, NDArray[np.int64])
 
 
 def _multiply(a: int, b: Word) -> tuple[Word, Word]:
@@ -37,7 +38,8 @@ def _multiply(a: int, b: Word) -> tuple[Word, Word]:
     return (product >> 32) & WORD, product & WORD
 
 
-def _rounds(k0: Word, k1: Word, c0: Word, c1: Word, c2: Word, c3: Word) -> tuple[Word, Word, Word, Word]:
+def ten_rounds(k0: Word, k1: Word, c0: Word, c1: Word, c2: Word, c3: Word) -> tuple[Word, Word, Word, Word]:
+    """Apply Philox to whole numbers, tensors or arrays; arrays of the size of a cache are the fastest on a CPU."""
     for _ in range(10):
         high0, low0 = _multiply(MULTIPLIERS[0], c0)
         high1, low1 = _multiply(MULTIPLIERS[1], c2)
@@ -51,7 +53,7 @@ def philox(key: Key, c0: Tensor, c1: Tensor, c2: Tensor, c3: Tensor) -> tuple[Te
     k0, k1 = key[..., 0], key[..., 1]
     if c0.is_cuda and (in_one := _kernel()) is not None:
         return in_one(k0, k1, c0, c1, c2, c3)
-    return _rounds(k0, k1, c0, c1, c2, c3)
+    return ten_rounds(k0, k1, c0, c1, c2, c3)
 
 
 @functools.cache
@@ -72,7 +74,7 @@ def key_for(seed: int, purpose: str, round: int = 0, client: int | Tensor = 0) -
     """
     words, number = (seed & WORD, (seed >> 32) & WORD), zlib.crc32(purpose.encode())
     if not isinstance(client, Tensor):  # a tensor of one number takes thirty times as long
-        return torch.tensor(_rounds(*words, int(client), round, number, 0)[:2])
+        return torch.tensor(ten_rounds(*words, int(client), round, number, 0)[:2])
     word = torch.zeros_like(client)
     c0, c1, _, _ = philox(torch.tensor(words, device=client.device), client, word + round, word + number, word)
     return torch.stack([c0, c1], dim=-1)
@@ -121,5 +123,19 @@ def permutation(key: Key, n: int) -> Tensor:
 
 def generator(seed: int, purpose: str, round: int = 0, client: int = 0) -> np.random.Generator:
     """Return NumPy's own Philox under the same kind of key, for draws with a distribution (Dirichlet, choice)."""
-    k0, k1 = key_for(seed, purpose, round, client).tolist()
-    return np.random.Generator(np.random.Philox(key=(k1 << 32) | k0))
+    return np.random.Generator(_philox(key_for(seed, purpose, round, client)))
+
+
+def uniform_at(key: Key, place: int) -> float:
+    """Return the number at ``place`` of ``generator(...).random(n)`` with this key, without those before it.
+
+    >>> uniform_at(key_for(0, "doc"), 1234) == generator(0, "doc").random(2000)[1234]
+    True
+    """
+    bits = _philox(key).advance(place // 4)  # four numbers for each value of the counter
+    return float(np.random.Generator(bits).random(place % 4 + 1)[-1])
+
+
+def _philox(key: Key) -> np.random.Philox:
+    k0, k1 = key.tolist()
+    return np.random.Philox(key=(k1 << 32) | k0)

@@ -26,7 +26,7 @@ Function = Callable[[Array, Array], float | None]
 Kind = Literal["classification", "regression"]
 
 ECE_BINS = 15
-TAKEN = ("client_mean", "worst_decile", "clients", "defined")  # ends of the names that rows use
+TAKEN = ("client_mean", "worst_decile", "clients", "defined", "standard_error")  # ends of the names that rows use
 
 
 class Metric(NamedTuple):
@@ -243,25 +243,27 @@ def _use(name: str, kind: Kind) -> str:
 
 
 def measure(
-    metrics: Iterable[Metric], outputs: Mapping[int, Array], targets: Mapping[int, Array], *, num_clients: int
+    metrics: Iterable[Metric], outputs: Mapping[int, Array], targets: Mapping[int, Array], *, clients: Iterable[int]
 ) -> dict[str, Any]:
     """Return NAME, NAME_client_mean, NAME_defined and NAME_clients of every metric.
 
     NAME is over the samples of all clients together; the others are over those clients for which it is defined.
+    NAME_clients has a number for each of ``clients``, None if it has no samples.
     """
-    clients = sorted(outputs)
+    tested = sorted(outputs)
+    listed = list(clients)
     row: dict[str, Any] = {}
-    if not clients:
+    if not tested:
         return row
-    together = [np.concatenate([part[u] for u in clients]) for part in (outputs, targets)]
+    together = [np.concatenate([part[u] for u in tested]) for part in (outputs, targets)]
     for metric in metrics:
-        each = {u: value(metric, outputs[u], targets[u], of=f"client {u}") for u in clients}
+        each = {u: value(metric, outputs[u], targets[u], of=f"client {u}") for u in tested}
         known = [number for number in each.values() if number is not None]
         row |= {
             metric.name: value(metric, *together, of="all clients"),
             f"{metric.name}_client_mean": float(np.mean(known)) if known else None,
             f"{metric.name}_defined": len(known),
-            f"{metric.name}_clients": [each.get(u) for u in range(num_clients)],
+            f"{metric.name}_clients": [each.get(u) for u in listed],
         }
     return row
 

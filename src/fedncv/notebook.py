@@ -15,7 +15,7 @@ from typing import Any
 
 from fedncv.config import RunConfig, short_name
 from fedncv.figures import draw, picture
-from fedncv.results import Run
+from fedncv.results import Run, sampling_error
 
 PATIENCE = 2.0  # seconds before a terminal shows progress; shorter work needs none
 OFTEN = 0.2  # seconds between two updates of a bar
@@ -140,8 +140,10 @@ def described(run: Run, num_planned: int, stopped: str = "") -> dict[str, str]:
     for name in ("before", "after"):
         value = run.last(name)
         if value is not None:
-            facts[f"{score.name} {name}"] = score.show(value, 1) + score.unit
-    return facts
+            error = sampling_error([run], name)
+            spread = "" if error is None else f" (standard error {score.show(error, 1)})"
+            facts[f"{score.name} {name}"] = score.show(value, 1) + score.unit + spread
+    return facts | ({} if run.sample is None else {"clients": run.sample.words})
 
 
 def page(run: Run, facts: dict[str, str]) -> str:

@@ -30,6 +30,7 @@ LOWER_IS_BETTER = ("log_loss", "brier", "ece", "rmse", "mae")  # of the built-in
 
 ROW_BEGINS = b'{"round": '
 PER_CLIENT = "_clients"  # suffix of a metric that is a list with one number per client
+STANDARD_ERROR = "_standard_error"  # suffix of a score's standard error, if a sample of the clients was scored
 NO_NUMBERS = {  # other values that are not numbers; dictionaries hold a federation's reasons by client
     "failed": str, "stopped": str, "score_name": str, "skipped": list, "sizes": list, "counted": list, "absent": list,
     "barred": dict, "refused": dict, "clipped": dict,
@@ -69,6 +70,21 @@ class Score(NamedTuple):
 PERCENT = Score(ACCURACY, 100, " %")
 
 
+class Sample(NamedTuple):
+    """Clients that were scored, of all that have test samples."""
+
+    scored: int
+    of: int
+
+    @property
+    def words(self) -> str:
+        """
+        >>> Sample(1000, 1_000_000).words
+        'scored on 1,000 of 1,000,000 clients'
+        """
+        return f"scored on {self.scored:,} of {self.of:,} clients"
+
+
 class Run(NamedTuple):
     folder: Path
     config: RunConfig
@@ -96,6 +112,12 @@ class Run(NamedTuple):
     def score(self) -> "Score":
         name = self.last("score_name") or PERCENT.name
         return PERCENT if name == PERCENT.name else Score(name, 1, "")
+
+    @property
+    def sample(self) -> Sample | None:
+        """The sample of clients that was scored; None if all were."""
+        clients, of = self.last("scored_clients"), self.last("scored_of")
+        return None if clients is None or of is None else Sample(len(clients), of)
 
     def last(self, name: str) -> Any:
         """Return the latest value of a metric, or None."""
@@ -279,6 +301,28 @@ def _experiment(run: Run) -> tuple[Any, ...]:
     return (*(getattr(run.config, name) for name in PROTOCOL), *code_marks(run.config).items())
 
 
+def sampling_error(runs: list[Run], name: str) -> float | None:
+    """Return the standard error that scoring samples of clients causes in the mean over runs of the last ``name``.
+
+        sqrt( sum_i se_i^2 ) / number of runs
+
+    because runs of different seeds have independent samples. A run in which all clients were scored has se_i = 0. None
+    if this holds for all runs, or if a run does not know its error, because it scored a single client.
+    """
+    runs = [run for run in runs if run.last(name) is not None]
+    if not any(run.sample for run in runs):
+        return None
+    errors = [run.last(name + STANDARD_ERROR) if run.sample else 0.0 for run in runs]
+    return None if None in errors else math.sqrt(sum(error**2 for error in errors)) / len(errors)
+
+
+def samples_of(runs: list[Run]) -> str:
+    """Return how many clients were scored, in words; empty if all were, in all runs."""
+    found = dict.fromkeys(run.sample for run in runs)
+    words = ", or on ".join(f"{each.scored:,} of {each.of:,} clients" for each in found if each is not None)
+    return f"scored on {words}{', or on all clients' if None in found else ''}" if words else ""
+
+
 def repetitions(runs: list[Run]) -> list[tuple[Run, Run]]:
     """Return every run whose protocol and seed are those of an earlier one, with that one."""
     first: dict[tuple[Any, ...], Run] = {}
@@ -315,7 +359,9 @@ def notes_on(runs: list[Run]) -> list[str]:
         for each in extensions(run.folder):
             extended.setdefault(each, []).append(run.folder)
     words = [f"{name} ({', '.join(filter(None, values.values()))})" for name, values in differing(runs).items()]
+    sampled = samples_of(runs)
     return [
+        *[f"note: {sampled}; s.e. is the standard error that this sample causes"] * bool(sampled),
         *[f"note: these runs differ in {', '.join(words)}"] * bool(words),
         *(f"note: {run.folder} repeats {other.folder} and is not counted" for run, other in repetitions(runs)),
         *(

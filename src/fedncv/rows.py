@@ -4,8 +4,9 @@
     rows[u], rows.get(u, default), u in rows
 
 In memory this is a plain dictionary. ``Rows`` is the same in a file: a round reads and writes only the rows of its own
-clients. The others stay on the disk; memory holds only the name and place of each. (Every ``|`` copies names and
-places, as a dictionary copies its pointers.)
+clients. The others stay on the disk; memory holds only the name and place of each, about 300 bytes. Names and places
+are in pages of neighbouring clients: ``|`` copies the pages of its clients, and values share all others, so that a
+round costs the same with a million clients. (A plain dictionary copies its pointers.)
 
 A row is written once, under a hash of its content, and reading verifies this hash. Its place is free when no value
 uses it any more. A checkpoint holds only names: it writes no row, and equal runs write equal checkpoints wherever
@@ -19,6 +20,7 @@ import hashlib
 import heapq
 import os
 import tempfile
+from array import array
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,7 @@ from torch import Tensor
 from fedncv.tree import Tree, leaves, num_bytes, tree_map
 
 NAME = 16  # bytes of a row's name, before the row
+PAGE = 256  # clients of one page of names and places
 
 
 def write_point(name: str) -> None:
@@ -152,36 +155,75 @@ class RowFile:
         return os.pread(self._descriptor, self._stride - NAME, number * self._stride + NAME)
 
 
+class Page:
+    """The slots of neighbouring clients. A page never changes, so its part of a checkpoint is made only once."""
+
+    __slots__ = ("_ids_and_names", "slots")
+
+    def __init__(self, slots: dict[int, Slot]) -> None:
+        self.slots = slots
+        self._ids_and_names: tuple[bytes, bytes] | None = None
+
+    def ids_and_names(self) -> tuple[bytes, bytes]:
+        """Return the clients in order, eight bytes each, and the names of their rows."""
+        if self._ids_and_names is None:
+            ids = sorted(self.slots)
+            names = b"".join(self.slots[u].name for u in ids)
+            self._ids_and_names = array("q", ids).tobytes(), names
+        return self._ids_and_names
+
+
 class Rows(Mapping[int, Any]):
     """Rows in a file. An empty value keeps its rows in memory if there is ``room`` for those of all clients."""
 
     def __init__(
-        self, file: RowFile, slots: dict[int, Slot] | None = None, *, room: float = 0.0, num_clients: int = 1
+        self, file: RowFile, slots: Mapping[int, Slot] | None = None, *, room: float = 0.0, num_clients: int = 1
     ) -> None:
         self.file = file
-        self.slots = slots or {}
+        self._pages: dict[int, Page] = {}  # client // PAGE -> the page
         self._room, self._num_clients = room, num_clients
+        self._put(slots or {})
+
+    def _put(self, slots: Mapping[int, Slot]) -> None:
+        """Replace the pages of these clients; only of a value that nobody else has yet."""
+        changed: dict[int, dict[int, Slot]] = {}
+        for u, slot in slots.items():
+            changed.setdefault(u // PAGE, {})[u] = slot
+        for number, mine in changed.items():
+            old = self._pages.get(number)
+            self._pages[number] = Page(old.slots | mine if old else mine)
 
     def __or__(self, new: Mapping[int, Any]) -> "Rows | dict[int, Any]":
         if not new:
             return self
-        if not self.slots:
+        if not self._pages:
             size = num_bytes(next(iter(new.values())))
             if size * self._num_clients <= self._room:
                 return dict(new)
-        return Rows(self.file, self.slots | {u: self.file.write(row) for u, row in new.items()})
+        value = Rows(self.file)
+        value._pages = dict(self._pages)
+        value._put({u: self.file.write(row) for u, row in new.items()})
+        return value
+
+    def ids_and_names(self) -> tuple[bytes, bytes]:
+        """Return all clients in order, as int64, and the names of their rows, ``NAME`` bytes each."""
+        pages = [self._pages[number].ids_and_names() for number in sorted(self._pages)]
+        return b"".join(ids for ids, _ in pages), b"".join(names for _, names in pages)
+
+    def slot(self, u: int) -> Slot:
+        return self._pages[u // PAGE].slots[u]
 
     def __getitem__(self, u: int) -> Any:
-        return self.file.read(self.slots[u])
+        return self.file.read(self.slot(u))
 
     def __contains__(self, u: object) -> bool:
-        return u in self.slots
+        return isinstance(u, int) and u // PAGE in self._pages and u in self._pages[u // PAGE].slots
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self.slots)
+        return (u for page in self._pages.values() for u in page.slots)
 
     def __len__(self) -> int:
-        return len(self.slots)
+        return sum(len(page.slots) for page in self._pages.values())
 
 
 AnyRows = Rows | dict[int, Any]

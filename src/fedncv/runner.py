@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 from torch import Tensor
 
 from fedncv import termination
@@ -22,6 +21,7 @@ from fedncv.data import holdings, prior_accuracy
 from fedncv.engine import gradients
 from fedncv.engine.arithmetic import arithmetic
 from fedncv.engine.choose import common, engine_for
+from fedncv.engine.evaluate import sampled
 from fedncv.engine.problem import DivergedError, Problem, State, build
 from fedncv.engine.protocol import Engine
 from fedncv.engine.sequential import one_thread
@@ -82,9 +82,8 @@ class LiveRun:
     def begin(self, engine: str, layers: str, why: str) -> None:
         """Record the engine and why it was chosen, the layers, the machine and the partition."""
         if self._journal is not None:
-            config, clients = self.problem.config, self.problem.clients
-            parts = [np.concatenate(pair) for pair in zip(clients.train, clients.test, strict=True)]
-            held = holdings(self.problem.dataset, parts)
+            config = self.problem.config
+            held = holdings(self.problem.dataset, *self.problem.clients)
             words = {"data": config.data, "partition": config.partition, "seed": config.seed}
             self._journal.begin(engine, layers, why, words | held)
 
@@ -185,7 +184,7 @@ def _train(engine: Engine, runs: list[LiveRun], on_round: OnRound | None) -> Non
             if config.probe:
                 gradients.check(engine.problems[0])
             if not live[0].rows:
-                rows = [{"round": 0} | floor(run.problem) for run in live]
+                rows = [{"round": 0} | sampled(run.problem) | floor(run.problem) for run in live]
                 _complete(engine, live, [run.state for run in live], rows, time.perf_counter(), on_round)
                 engine, live = _still_live(engine, live)
             while live and live[0].state.round < config.rounds:
@@ -257,13 +256,17 @@ def measure(engine: Engine, config: RunConfig, states: list[State]) -> list[Row]
 
 
 def floor(problem: Problem) -> Row:
-    """Return the accuracy of predicting each client's majority class, or the score's name if it is not an accuracy."""
+    """Return the accuracy of predicting each client's majority class, or the score's name if it is not an accuracy.
+
+    It is that of the clients that are scored.
+    """
     if problem.task.score_name != ACCURACY:
         return {"score_name": problem.task.score_name}
     labels = problem.dataset.y
     if labels.is_floating_point() or labels.dim() != 1:
         return {}
-    accuracy = prior_accuracy(labels.cpu().numpy(), problem.clients, problem.dataset.num_classes)
+    clients = problem.clients if problem.sample is None else problem.clients.only(problem.sample)
+    accuracy = prior_accuracy(labels.cpu().numpy(), clients, problem.dataset.num_classes)
     return {} if math.isnan(accuracy) else {"label_prior": accuracy}
 
 

@@ -502,10 +502,8 @@ def _packed(tree: Any) -> Any:
     For rows in a file it holds only their names.
     """
     if isinstance(tree, Rows) and tree:
-        clients = sorted(tree)
-        names = torch.frombuffer(bytearray(b"".join(tree.slots[u].name for u in clients)), dtype=torch.uint8)
-        ids = torch.tensor(clients, dtype=torch.int64)
-        return {"ids": ids, "names": names.view(-1, NAME), "form": tree.file.form}
+        ids, names = (torch.frombuffer(bytearray(part), dtype=torch.uint8) for part in tree.ids_and_names())
+        return {"ids": ids.view(torch.int64), "names": names.view(-1, NAME), "form": tree.file.form}
     if isinstance(tree, Mapping):
         clients = sorted(tree)
         ids = torch.tensor(clients, dtype=torch.int64)
@@ -562,7 +560,8 @@ def _fill_rows(template: Any, path: str, stored: _Stored) -> Any:
 
 def _find_rows(like: Any, path: str, ids: list[int], stored: _Stored) -> Rows:
     """Return the rows that the checkpoint names, from their file."""
-    names = [bytes(name.tolist()) for name in stored.tensors[f"{path}.names"]]
+    written = stored.tensors[f"{path}.names"].numpy().tobytes()
+    names = [written[i : i + NAME] for i in range(0, len(written), NAME)]
     file = RowFile(stored.device, like=like, form=stored.numbers[f"{path}.form"])
     place = stored.folder / _rows_name(path.removeprefix("state."))
     file.place(place)

@@ -1,11 +1,12 @@
 """The pieces of partitions against their slow, obvious versions."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedncv import keys
-from fedncv.data.owners import draw_classes, fill, order_by, rank, serve
+from fedncv.data.owners import draw_classes, fill, grouped, order_by, rank, serve
 
 small = settings(deadline=None, max_examples=60)
 
@@ -59,3 +60,18 @@ def test_classes_are_drawn_in_proportion_to_the_weights_and_never_with_weight_ze
     assert abs(share[1] - 0.75) < 5 * np.sqrt(0.75 * 0.25 / 40_000)
     assert share[0] == share[3] == 0
     assert (drawn[40_000:] == 0).all()
+
+
+def test_grouped_arrays_are_those_of_a_list():
+    """Every access gives what a list of the same arrays gives, also for clients without samples."""
+    arrays = [np.array(part, dtype=np.int64) for part in ([4, 7], [], [5], [9, 1, 2], [])]
+    one = grouped(arrays)
+    assert grouped(one) is one
+    assert one.sizes.tolist() == [2, 0, 1, 3, 0]
+    assert [part.tolist() for part in one] == [part.tolist() for part in arrays]
+    assert one[-2].tolist() == [9, 1, 2]
+    assert [part.tolist() for part in one[1:4]] == [part.tolist() for part in arrays[1:4]]
+    assert [part.tolist() for part in one.only(np.array([3, 1, 0]))] == [[9, 1, 2], [], [4, 7]]
+    with pytest.raises(IndexError):
+        one[5]
+    assert len(grouped([])) == 0

@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
+import torch
 
-from fedncv.data import Clients, label_counts, prior_accuracy, statistics
+from fedncv.data import Clients, Dataset, holdings, label_counts, prior_accuracy, statistics
 
 LABELS = np.array([0, 0, 0, 1, 1, 1, 2, 2])
 PARTS = [np.array([0, 1, 2, 3]), np.array([4, 5]), np.array([6, 7])]
@@ -39,3 +40,10 @@ def test_the_prior_alone_predicts_the_majority_of_the_training_samples():
 
 def test_without_test_samples_the_prior_has_no_accuracy():
     assert np.isnan(prior_accuracy(LABELS, Clients(PARTS, [np.array([], dtype=np.int64)] * 3), 3))
+
+
+def test_a_run_of_very_many_clients_records_how_many_have_each_size(monkeypatch):
+    monkeypatch.setitem(holdings.__globals__, "RECORDED", 3)  # the module has the name of one of its functions
+    data = Dataset("t", torch.zeros(9, 1), torch.zeros(9, dtype=torch.int64), 1)
+    train, test = [np.array([0]), np.array([1, 2]), np.array([3]), np.array([4])], [np.arange(5, 6)] * 4
+    assert holdings(data, train, test) == {"clients_of_size": [[2, 3], [3, 1]]}

@@ -7,6 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedncv.config import RunConfig
+from fedncv.engine import sampling
+from fedncv.engine.problem import build
+from fedncv.engine.round import draw
 from fedncv.engine.sampling import (
     available_inclusion,
     draw_available,
@@ -16,6 +20,7 @@ from fedncv.engine.sampling import (
     uniform_inclusion,
     weighted_inclusion,
 )
+from fedncv.keys import generator
 
 sizes = st.lists(st.integers(1, 1000), min_size=1, max_size=12)
 
@@ -97,3 +102,31 @@ def test_available_draws_hold_only_the_reachable():
     assert set(draw_available(rng(), rates, 3)) == {1, 2, 4}
     assert len(draw_available(rng(), rates, 2)) == 2
     assert len(draw_available(rng(), np.full(3, 1e-9), 2)) == 0
+
+
+@pytest.mark.parametrize(("m", "lowest"), [(1, 0.5), (10, 0.5), (60, 0.9), (40, 0.2)])
+def test_the_integral_for_many_clients_is_the_sum_over_all_numbers_of_reachable_ones(m, lowest):
+    """1,500 clients, of whom at least m are always reachable: two ways to the same probabilities."""
+    rates = np.linspace(lowest, 1.0, 1_500)
+    by_sum, by_integral = sampling._by_fourier(rates, m), sampling._by_integral(rates, m)
+    np.testing.assert_allclose(by_integral, by_sum, rtol=1e-9)
+    assert by_integral.sum() == pytest.approx(m, rel=1e-12)  # m clients are drawn
+
+
+def test_a_million_clients_can_be_available(monkeypatch):
+    monkeypatch.delattr(sampling, "_by_fourier")  # would take hours
+    assert sampling.available_inclusion(np.linspace(0.5, 1.0, 1_000_000), 100).sum() == pytest.approx(100)
+
+
+@pytest.mark.parametrize("chance", [{"dropout": 0.4}, {"stragglers": 0.6}, {"dropout": 0.3, "stragglers": 1.0}, {}])
+def test_dropouts_and_stragglers_are_those_of_draws_for_all_clients(chance):
+    """The numbers of the drawn clients, read at their places, are those of an array for everybody."""
+    config = RunConfig(clients=50, per_round=20, partition="iid", model="mlp", seed=3, **chance)
+    problem = build(config)
+    for t in range(3):
+        drawn = draw(problem, t)
+        lost = generator(3, "dropout", t).random(50) < config.dropout
+        slow = generator(3, "stragglers", t).random((2, 50))
+        shares = np.where(slow[0] < config.stragglers, slow[1], 1.0)
+        assert drawn.answers == [not lost[u] for u in drawn.ids]
+        assert drawn.shares == [float(shares[u]) for u in drawn.ids]

@@ -69,7 +69,7 @@ def summary(dataset: Dataset, stats: Statistics, clients: Clients) -> list[tuple
         ("label entropy (bits)", f"{spread(stats.entropy, '{:.2f}')}, at most {np.log2(dataset.num_classes):.2f}"),
         ("earth mover's distance to the pool", spread(stats.distance, "{:.2f}")),
         ("samples moved to reach the minimum", f"{stats.moved:,}"),
-        ("training, test samples", f"{sum(map(len, clients.train)):,}, {sum(map(len, clients.test)):,}"),
+        ("training, test samples", f"{clients.sizes.sum():,}, {clients.test_sizes.sum():,}"),
         ("accuracy of the label prior alone", f"{100 * prior:.2f} %"),
     ]
 

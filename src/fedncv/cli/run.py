@@ -16,7 +16,7 @@ from fedncv.config import RunConfig, Settings, from_dict, read_toml
 from fedncv.data import owners_note
 from fedncv.engine.check import anchored
 from fedncv.engine.choose import decide
-from fedncv.engine.problem import build, start
+from fedncv.engine.problem import Problem, build, start
 from fedncv.methods import in_full
 from fedncv.recipes import RECIPES, Recipe
 from fedncv.results import read_runs
@@ -24,6 +24,8 @@ from fedncv.runner import reasons, run_folders
 from fedncv.spec import nearest
 from fedncv.study import FILE, data_folder_name, folder_name
 from fedncv.termination import STATUS, Terminated, saving_on_sigterm
+
+MANY = 10_000  # clients; to score so many takes minutes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +72,8 @@ def main(argv: list[str]) -> int:
         decide([problem])  # and engine and layers
     if note := owners_note(problem.dataset, settings.partition):
         print(note, file=sys.stderr)
+    if note := scores_note(problem):
+        print(note, file=sys.stderr)
     out = Path(arguments.out or f"runs/{data_folder_name(configs[0].data)}-{recipe_name}")
     folders = [out / folder_name(config) for config in configs]
     if len(set(folders)) < len(folders):
@@ -84,6 +88,17 @@ def main(argv: list[str]) -> int:
     for folder, config in zip(folders, configs, strict=True):
         store.create(folder, config, overwrite=arguments.overwrite)
     return train(out, folders)
+
+
+def scores_note(problem: Problem) -> str:
+    """Return a line if so many clients are scored that this takes longer than to train; otherwise an empty text."""
+    clients = len(problem.scored)
+    if clients < MANY:
+        return ""
+    return (
+        f"note: all {clients:,} clients are scored, and train once more for the scores after the last round; "
+        "--eval-clients 1000 scores a sample"
+    )
 
 
 def _check_different(methods: Iterable[str]) -> None:

@@ -8,7 +8,16 @@ from rich.console import Console
 from rich.table import Table
 
 from fedncv.config import short_name
-from fedncv.results import LOWER_IS_BETTER, Run, Score, by_method, metrics_of, notes_on, share_samples
+from fedncv.results import (
+    LOWER_IS_BETTER,
+    Run,
+    Score,
+    by_method,
+    metrics_of,
+    notes_on,
+    sampling_error,
+    share_samples,
+)
 
 WHEN = ("before", "after")
 SCORES = ("before", "after", "before_client_mean", "before_worst_decile")
@@ -38,7 +47,9 @@ def print_table(runs: list[Run]) -> None:
         unit = runs[0].score.unit if name in SCORES else ""
         table.add_column(heading + unit, justify="right", no_wrap=name not in SCORES)
     for method, group in by_method(finished).items():
-        cells = [_cell(name, [run.last(name) for run in group], runs[0].score) for name in columns]
+        cells = [
+            _cell(name, [run.last(name) for run in group], runs[0].score) + _error(name, group) for name in columns
+        ]
         table.add_row(method, str(len(group)), *cells)
     priors = {run.config.seed: run.last("label_prior") for run in finished}
     known = [prior for prior in priors.values() if prior is not None]
@@ -97,6 +108,12 @@ def _cell(name: str, values: list[Any], score: Score) -> str:
         return f"{mean:,.0f}"
     spread = f" ± {score.show(float(np.std(numbers, ddof=1)), 1)}" if len(numbers) > 1 else ""
     return score.show(mean, 1) + spread
+
+
+def _error(name: str, runs: list[Run]) -> str:
+    """Return the standard error of a score that comes from scoring a sample of the clients; empty if all were."""
+    error = sampling_error(runs, name) if name in WHEN else None
+    return "" if error is None else f" (s.e. {runs[0].score.show(error, 1)})"
 
 
 def _bytes(number: float) -> str:

@@ -6,6 +6,7 @@ dataset costs no more memory than its file.
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,7 +28,7 @@ class Dataset(NamedTuple):
 
     def __repr__(self) -> str:
         """Return name and shapes; the tensors themselves would fill pages."""
-        owners = "" if self.owners is None else f", {len(set(self.owners.tolist()))} owners"
+        owners = "" if self.owners is None else f", {len(np.unique(self.owners.cpu().numpy()))} owners"
         shapes = f"x {tuple(self.x.shape)} {self.x.dtype}, y {tuple(self.y.shape)} {self.y.dtype}"
         return f"Dataset({self.name!r}, {shapes}, {self.num_classes} outputs{owners})"
 

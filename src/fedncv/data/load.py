@@ -163,6 +163,8 @@ FORMS: Mapping[str, Callable[..., Dataset]] = {"folder": load_folder, "table": l
 def _load_entry(
     entry: Entry, name: str, data_dir: str | Path | None, verify: bool, note: Note, knobs: dict[str, Any]
 ) -> Dataset:
+    if not entry.files and entry.make is not None:
+        return _remembered(entry.make, (("_folder", Path()), *knobs.items()), "")
     if not entry.files:
         return _in_memory(entry, name)
     root = data_folder(data_dir)

@@ -219,8 +219,8 @@ def natural(column: Indices, num_clients: int, rng: np.random.Generator, *, min_
             client_V[value] = client
             heapq.heapreplace(heap, (held + int(sizes[value]), turn, client))
     parts = gather(client_V[value_n], num_clients)
-    least = min(range(num_clients), key=lambda client: len(parts[client]))
-    if len(parts[least]) < min_samples:
+    least = int(parts.sizes.argmin())
+    if parts.sizes[least] < min_samples:
         raise ValueError(
             f"natural client {least} has {len(parts[least])} samples, min_samples is {min_samples}; "
             "use fewer clients, so that small ones are merged, or a smaller min_samples"

@@ -15,6 +15,7 @@ from fedncv.data.folder import read_cinic10, read_tiny_imagenet
 from fedncv.data.idx import MNIST_FILES, emnist_files, read_emnist, read_mnist
 from fedncv.data.raw import Raw
 from fedncv.data.svhn import EXTRA_FILES, FILES, read_svhn
+from fedncv.data.synthetic import load_synthetic
 from fedncv.data.text import FILE, load_shakespeare
 
 ORIGINALS = "read from the original files, checksums and counts correct, 2026-11-16"
@@ -40,9 +41,9 @@ class Entry(NamedTuple):
     title: str
     description: str  # one line
     year: int
-    shape: tuple[int, ...]  # channels, height, width; of a text its length
+    shape: tuple[int, ...]  # channels, height, width; of a text its length, otherwise the number of features
     num_classes: int
-    num_images: int  # samples; of a text those with the default knobs
+    num_images: int  # samples; those with the default knobs
     read: Callable[[Path], Iterator[Raw]] = no_pictures  # from the folder that holds ``files``
     make: Callable[..., Dataset] | None = None  # or, if it is not of pictures, the dataset: folder, knobs -> Dataset
     files: tuple[str, ...] = ()  # files or folders, a .gz also decompressed; none: built in
@@ -109,6 +110,17 @@ DATASETS: Mapping[str, Entry] = {
         read=read_digits,
         home="https://archive.ics.uci.edu/dataset/80",
         checked="part of scikit-learn, tested at every change",
+    ),
+    "synthetic": Entry(
+        title="Synthetic(1, 1)",
+        description="Drawn by a formula, any number of clients, who are owners; built in",
+        year=2020,
+        shape=(60,),
+        num_classes=10,
+        num_images=10_000,
+        make=load_synthetic,
+        home="https://arxiv.org/abs/1812.06127",
+        checked="drawn on this machine, tested at every change",
     ),
     "mnist": Entry(
         title="MNIST",

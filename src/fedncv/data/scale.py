@@ -10,6 +10,7 @@ samples are divided: in a simulation for each seed's split, in `fedncv federatio
 import numpy as np
 
 from fedncv.data.dataset import Dataset
+from fedncv.data.owners import grouped
 from fedncv.data.split import Clients
 
 
@@ -22,7 +23,7 @@ def standardised(dataset: Dataset, clients: Clients) -> Dataset:
             f"{dataset.name}: inputs are {dataset.x.dtype} of shape {tuple(dataset.x.shape)}; "
             "standardise works on floats with a feature axis, (n, features, ...)"
         )
-    train = np.sort(np.concatenate(clients.train))
+    train = np.sort(grouped(clients.train).flat)
     x_nF = dataset.x.cpu().numpy()[train].astype(np.float64)
     x_nF = np.moveaxis(x_nF, 1, -1).reshape(-1, dataset.x.shape[1])
     flat_F = x_nF.min(axis=0) == x_nF.max(axis=0)

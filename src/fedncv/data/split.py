@@ -10,20 +10,29 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedncv.data.keyed import numbers, places
-from fedncv.data.owners import Indices
+from fedncv.data.keyed import by_size, numbers
+from fedncv.data.owners import Grouped, Indices, grouped
 
 
 class Clients(NamedTuple):
-    """Sorted sample numbers, one array per client."""
+    """Sorted sample numbers, one array per client. Many clients are stored as ``Grouped``; a list does as well."""
 
-    train: list[Indices]
-    test: list[Indices]
+    train: Sequence[Indices]
+    test: Sequence[Indices]
 
     @property
     def sizes(self) -> Indices:
         """(N,) training samples of each client."""
-        return np.array([len(part) for part in self.train], dtype=np.int64)
+        return grouped(self.train).sizes
+
+    @property
+    def test_sizes(self) -> Indices:
+        """(N,) test samples of each client."""
+        return grouped(self.test).sizes
+
+    def only(self, ids: Indices) -> "Clients":
+        """Return some of the clients."""
+        return Clients(grouped(self.train).only(ids), grouped(self.test).only(ids))
 
 
 def num_test(sizes: Indices, test_share: float) -> Indices:
@@ -42,20 +51,21 @@ def num_test(sizes: Indices, test_share: float) -> Indices:
 def split(parts: Sequence[Indices], test_share: float, seed: int) -> Clients:
     """Split every client's samples by its own key, so that no client's split depends on another's.
 
-    One sort over (client, keyed number) splits all clients, instead of one permutation per client.
+    One sort splits all clients of a size, instead of one permutation per client.
     """
-    sizes = np.array([len(part) for part in parts], dtype=np.int64)
+    parts = grouped(parts)
+    sizes = parts.sizes
     if not len(sizes):
         raise ValueError("no clients to split; give at least one array of sample numbers")
     if not sizes.all():
         raise ValueError(f"client {int(np.argmin(sizes))} has no samples; merge it or raise min_samples")
     share = num_test(sizes, test_share)
-    client, place = places(sizes)
-    order = np.lexsort((numbers(sizes, seed, "split"), client))
-    in_test = np.zeros(len(client), dtype=bool)
-    in_test[order] = place < share[client]
-
-    sample = np.concatenate([np.sort(part) for part in parts]).astype(np.int64)
-    test = np.split(sample[in_test], np.cumsum(share)[:-1])
-    train = np.split(sample[~in_test], np.cumsum(sizes - share)[:-1])
-    return Clients(train, test)
+    number = numbers(sizes, seed, "split")
+    in_test = np.zeros(len(number), dtype=bool)
+    sample = np.empty(len(number), dtype=np.int64)
+    for place in by_size(sizes):
+        order = np.argsort(number[place], axis=1, kind="stable")
+        held = int(num_test(np.array(place.shape[1]), test_share))
+        in_test[np.take_along_axis(place, order[:, :held], axis=1)] = True
+        sample[place] = np.sort(parts.flat[place], axis=1)
+    return Clients(Grouped(sample[~in_test], sizes - share), Grouped(sample[in_test], share))

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedncv.data.dataset import Dataset
-from fedncv.data.owners import Floats, Indices
+from fedncv.data.owners import Floats, Indices, grouped
 from fedncv.data.split import Clients
 
 RECORDED = 100_000  # numbers of a partition that every run may store
@@ -25,24 +25,30 @@ class Statistics(NamedTuple):
 
 def label_counts(labels: Indices, parts: Sequence[Indices], num_classes: int) -> Indices:
     """Return (N, K) counts of the samples of class k at client u."""
-    sizes = [len(part) for part in parts]
-    client = np.repeat(np.arange(len(parts)), sizes)
-    held = np.concatenate([*parts, np.empty(0, dtype=np.int64)]).astype(np.int64)
-    flat = np.bincount(client * num_classes + labels[held], minlength=len(parts) * num_classes)
+    parts = grouped(parts)
+    client = np.repeat(np.arange(len(parts)), parts.sizes)
+    flat = np.bincount(client * num_classes + labels[parts.flat], minlength=len(parts) * num_classes)
     return flat.reshape(len(parts), num_classes).astype(np.int64)
 
 
-def holdings(dataset: Dataset, parts: Sequence[Indices]) -> dict[str, Any]:
+def holdings(dataset: Dataset, *parts: Sequence[Indices]) -> dict[str, Any]:
     """Return what a run records of its partition: samples of each class at each client, as JSON.
 
-    Only the clients' sizes if targets are not classes, or if the table would be large.
+    Several parts of a client, such as training and test samples, are added up.
+
+    Only the clients' sizes if targets are not classes, or if the table would be large. Of more clients than
+    ``RECORDED``, only how many clients have each size.
     """
+    sizes = np.sum([grouped(each).sizes for each in parts], axis=0)
+    if len(sizes) > RECORDED:
+        found, clients = np.unique(sizes, return_counts=True)
+        return {"clients_of_size": [found.tolist(), clients.tolist()]}
     labels = dataset.labels.cpu().numpy()
     are_classes = labels.ndim == 1 and labels.dtype.kind in "iu" and labels.min(initial=0) >= 0
     num_classes = max(dataset.num_classes, 1 + int(labels.max(initial=0)))  # groups may be more than the outputs
-    if not are_classes or len(parts) * num_classes > RECORDED:
-        return {"sizes": [len(part) for part in parts]}
-    counts = {"counts": label_counts(labels, parts, num_classes).tolist()}
+    if not are_classes or len(sizes) * num_classes > RECORDED:
+        return {"sizes": sizes.tolist()}
+    counts = {"counts": np.sum([label_counts(labels, each, num_classes) for each in parts], axis=0).tolist()}
     return counts | ({"classes": list(dataset.classes)} if len(dataset.classes) == num_classes else {})
 
 

@@ -15,24 +15,27 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from fedncv.data.keyed import numbers, places
-from fedncv.data.owners import Indices
+from fedncv.data.owners import Grouped, Indices, grouped
 
 Order = Literal["shuffled", "by_class"]
 
 
 class Stream(NamedTuple):
-    order: list[Indices]  # the training samples of each client, in the order of arrival
+    order: Grouped  # the training samples of each client, in the order of arrival
     start: float
     rate: float
 
     def sizes(self, round: int) -> Indices:
         """(N,) n_u(t)."""
-        total_N = np.array([len(samples) for samples in self.order], dtype=np.int64)
-        return num_visible(total_N, round, start=self.start, rate=self.rate)
+        return num_visible(self.order.sizes, round, start=self.start, rate=self.rate)
 
-    def visible(self, round: int) -> list[Indices]:
+    def visible(self, round: int) -> Grouped:
         """Return the sorted samples each client holds in round t."""
-        return [np.sort(samples[:n]) for samples, n in zip(self.order, self.sizes(round), strict=True)]
+        sizes_N = self.sizes(round)
+        client_n, place_n = places(self.order.sizes)
+        held_n = place_n < sizes_N[client_n]
+        sample_m = self.order.flat[held_n]
+        return Grouped(sample_m[np.lexsort((sample_m, client_n[held_n]))], sizes_N)
 
 
 def num_visible(total_N: Indices, round: int, *, start: float, rate: float) -> Indices:
@@ -67,10 +70,10 @@ def arrivals(
         raise ValueError(f"rate is {rate}; it is the share of a client's samples that arrives per round, 0 to 1")
     if order not in ("shuffled", "by_class"):
         raise ValueError(f"order is {order!r}; it must be shuffled or by_class")
-    sizes_N = np.array([len(samples) for samples in train], dtype=np.int64)
+    sizes_N = grouped(train).sizes
     if not len(sizes_N) or not sizes_N.all():
         raise ValueError("a client without training samples cannot have a stream; raise min_samples")
-    sample_n = np.concatenate(list(train)).astype(np.int64)
+    sample_n = grouped(train).flat
     client_n, _ = places(sizes_N)
     sort_by = [numbers(sizes_N, seed, "stream"), client_n]
     if order == "by_class":
@@ -81,4 +84,4 @@ def arrivals(
         turn_NK = numbers(every_N, seed, "stream classes").reshape(-1, num_classes)
         sort_by.insert(1, turn_NK[client_n, labels[sample_n]])
     ordered_n = sample_n[np.lexsort(sort_by)]
-    return Stream(list(np.split(ordered_n, np.cumsum(sizes_N)[:-1])), start, rate)
+    return Stream(Grouped(ordered_n, sizes_N), start, rate)

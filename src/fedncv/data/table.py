@@ -32,7 +32,7 @@ def markdown(datasets: Mapping[str, Entry] = DATASETS) -> str:
     lines += ["", "| name | files | hub id | verified |", "|---|---|---|---|"]
     for name, entry in datasets.items():
         where = f"`{entry.folders[0]}/`" if entry.files else "built in"
-        where = f"`{entry.files[0]}`" if entry.make else where
+        where = f"`{entry.files[0]}`" if entry.make and entry.files else where
         packed = f" or `{entry.archives[0]}`" if entry.archives else ""
         hub = f"`{entry.hub.id}`" if entry.hub else ""
         lines.append(f"| `{name}` | {where}{packed} | {hub} | {entry.checked} |")
@@ -41,6 +41,6 @@ def markdown(datasets: Mapping[str, Entry] = DATASETS) -> str:
 
 def _resolution(entry: Entry) -> str:
     if len(entry.shape) == 1:
-        return f"{entry.shape[0]} characters"
+        return f"{entry.shape[0]} {'characters' if entry.files else 'features'}"
     channels, height, width = entry.shape
     return f"{height}x{width}x{channels}"

@@ -150,9 +150,11 @@ def _number(value: Any) -> float | None:
 def _numbers(table: Table, name: str) -> np.ndarray[Any, Any]:
     """Return a column of numbers. Raise ValueError with the first value that is missing or not a number."""
     values = table.columns[name]
-    if {str(value).lower() for value in values} <= {"true", "false"}:
+    if all(str(value).lower() in ("true", "false") for value in values):
         return np.array([str(value).lower() == "true" for value in values], dtype=np.float64)
     numbers = [_number(value) for value in values]
+    if None not in numbers and np.isfinite(found := np.array(numbers, dtype=np.float64)).all():
+        return found
     texts = [value for value, number in zip(values, numbers, strict=True) if number is None and not _is_missing(value)]
     if texts:
         shown = ", ".join(map(repr, itertools.islice(dict.fromkeys(texts), SHOWN)))
@@ -167,7 +169,7 @@ def _numbers(table: Table, name: str) -> np.ndarray[Any, Any]:
                 f"{table.place(row)}: {name!r} is {values[row]!r}; remove such rows, fill the value, "
                 f"or leave the column out with drop={written(name)}"
             )
-    return np.array(numbers, dtype=np.float64)
+    raise AssertionError("a column without such a value was returned above")
 
 
 def _has_comma(value: Any) -> bool:

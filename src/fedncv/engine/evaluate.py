@@ -3,6 +3,11 @@
 before   the model as client u would use it when it receives it
 after    the same client after its local training
 pooled   the shared model, without anything personal, on the test samples of all clients
+
+With ``eval_clients`` all three are of a sample of the clients, the same in every round. Then the row of round 0 has
+``scored_clients``, the sample, and ``scored_of``, the number of clients that it was drawn from. In every row lists such
+as ``before_clients`` have one number for each client of the sample, in its order, and each score has its
+``…_standard_error`` (``scored.py``).
 """
 
 from collections.abc import Mapping
@@ -15,6 +20,8 @@ from torch import Tensor
 
 from fedncv.engine.local import train
 from fedncv.engine.problem import Arrival, DivergedError, Problem, State, arrivals
+from fedncv.engine.sampling import Ids
+from fedncv.engine.scored import standard_error
 from fedncv.methods.base import Prediction
 from fedncv.metrics import measure
 
@@ -22,23 +29,32 @@ CHUNK = 1024  # test samples in one forward pass
 
 
 class Scores(NamedTuple):
-    """Sum of scores and number of test samples of each client."""
+    """Sum of scores and number of test samples of each client: of all N, or of a sample."""
 
     total_N: NDArray[np.float64]
     samples_N: NDArray[np.int64]
+    clients_N: Ids
+    of: int | None = None  # number of clients with test samples, if these are a sample of them
+
+    def score(self, name: str) -> dict[str, float | None]:
+        """Return the mean over samples, with its standard error if clients are a sample."""
+        mean = {name: float(self.total_N.sum() / self.samples_N.sum())}
+        if self.of is None:
+            return {**mean}
+        return {**mean, f"{name}_standard_error": standard_error(self.total_N, self.samples_N, self.of)}
 
     def summary(self, name: str) -> dict[str, Any]:
         """Return the mean over samples, over clients, over the worst tenth of clients, and every client's score."""
         if not np.isfinite(self.total_N).all():
-            client = int(np.flatnonzero(~np.isfinite(self.total_N))[0])
-            raise DivergedError(f"client {client} scores {self.total_N[client]} {name} training; try a lower lr")
+            i = int(np.flatnonzero(~np.isfinite(self.total_N))[0])
+            raise DivergedError(f"client {self.clients_N[i]} scores {self.total_N[i]} {name} training; try a lower lr")
         tested = self.samples_N > 0
         if not tested.any():
             return {}
         each = np.sort(self.total_N[tested] / self.samples_N[tested])
         worst = each[: -(-len(each) // 10)]
         return {
-            name: float(self.total_N.sum() / self.samples_N.sum()),
+            **self.score(name),
             f"{name}_client_mean": float(each.mean()),
             f"{name}_worst_decile": float(worst.mean()),
             f"{name}_clients": [
@@ -70,22 +86,21 @@ def score(problem: Problem, u: int, used: Prediction) -> Scored:
 
 
 def summary(problem: Problem, name: str, scored: Mapping[int, Scored]) -> dict[str, Any]:
-    """Return the row of all clients' scores and metrics."""
-    sizes = test_sizes(problem)
-    totals = _by_client({u: each.total for u, each in scored.items()}, len(sizes))
+    """Return the row of the clients' scores and metrics."""
+    scores = _scores(problem, {u: each.total for u, each in scored.items()})
     outputs = {u: each.outputs for u, each in scored.items() if each.outputs is not None}
     targets = {u: problem.dataset.y[torch.from_numpy(problem.clients.test[u])].cpu().numpy() for u in outputs}
-    measured = measure(problem.metrics, outputs, targets, num_clients=len(sizes))
-    return Scores(totals, sizes).summary(name) | {f"{name}_{metric}": value for metric, value in measured.items()}
+    measured = measure(problem.metrics, outputs, targets, clients=scores.clients_N.tolist())
+    return scores.summary(name) | {f"{name}_{metric}": value for metric, value in measured.items()}
 
 
 def before(problem: Problem, state: State) -> dict[str, Any]:
-    """Score all clients with the model they receive, and the shared model if there is one."""
+    """Score the clients with the model they receive, and the shared model if there is one."""
     problem = problem.at(state.round).in_use
     shared_P = shared_model(problem, state)
     scored = {
         arrival.client: score_before(problem, state.round, arrival, shared_P)
-        for arrival in arrivals(problem, state, np.flatnonzero(test_sizes(problem)))
+        for arrival in arrivals(problem, state, problem.scored)
     }
     return summary_before(problem, scored, shared=shared_P is not None)
 
@@ -106,22 +121,30 @@ def score_before(problem: Problem, round: int, arrival: Arrival, shared_P: Tenso
 def summary_before(problem: Problem, scored: Mapping[int, tuple[Scored, float]], *, shared: bool) -> dict[str, Any]:
     row = summary(problem, "before", {u: mine for u, (mine, _) in scored.items()})
     if shared and row:
-        sizes = test_sizes(problem)
-        totals = _by_client({u: total for u, (_, total) in scored.items()}, len(sizes))
-        row["pooled"] = float(totals.sum() / sizes.sum())
+        row |= _scores(problem, {u: total for u, (_, total) in scored.items()}).score("pooled")
     return row
 
 
-def _by_client(totals: Mapping[int, float], num_clients: int) -> NDArray[np.float64]:
-    return np.array([totals.get(u, 0.0) for u in range(num_clients)])
+def _scores(problem: Problem, totals: Mapping[int, float]) -> Scores:
+    """Return the sums of scores of the clients that rows list: all of them, or the sample."""
+    sizes = problem.clients.test_sizes
+    ids, of = (np.arange(len(sizes)), None) if problem.sample is None else (problem.sample, int((sizes > 0).sum()))
+    return Scores(np.array([totals.get(u, 0.0) for u in ids.tolist()]), sizes[ids], ids, of)
+
+
+def sampled(problem: Problem) -> dict[str, Any]:
+    """Return what the first row says about the sample of scored clients; nothing if all are scored."""
+    if problem.sample is None:
+        return {}
+    return {"scored_clients": problem.sample.tolist(), "scored_of": int((problem.clients.test_sizes > 0).sum())}
 
 
 def after(problem: Problem, state: State) -> dict[str, Any]:
-    """Score all clients after a local training that is then discarded and not counted as work."""
+    """Score the clients after a local training that is then discarded and not counted as work."""
     problem = problem.at(state.round).in_use
     scored = {
         arrival.client: score_after(problem, state.round, arrival)
-        for arrival in arrivals(problem, state, np.flatnonzero(test_sizes(problem)))
+        for arrival in arrivals(problem, state, problem.scored)
     }
     return summary(problem, "after", scored)
 
@@ -142,7 +165,3 @@ def score_after(problem: Problem, round: int, arrival: Arrival) -> Scored:
 def shared_model(problem: Problem, state: State) -> Tensor | None:
     """Return the model that all clients share, or None; with personal running statistics there is none."""
     return None if problem.buffer_rule == "personal" else problem.method.shared(state.server)
-
-
-def test_sizes(problem: Problem) -> NDArray[np.int64]:
-    return np.array([len(test) for test in problem.clients.test])

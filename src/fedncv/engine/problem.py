@@ -10,10 +10,12 @@ from torch import Tensor
 
 from fedncv.config import RunConfig, short_name
 from fedncv.data import STREAMS, Clients, Dataset, Stream, check_samples, divide, load, split, standardised
+from fedncv.data.owners import grouped
 from fedncv.engine import sampling
 from fedncv.engine.arithmetic import check_precision, low_precision
 from fedncv.engine.check import check, check_sgd
 from fedncv.engine.keeping import room
+from fedncv.engine.scored import sample
 from fedncv.flat import Factory, Model
 from fedncv.keys import key_for
 from fedncv.methods import find_method, is_own
@@ -45,6 +47,7 @@ class Problem(NamedTuple):
     stream: Stream | None = None  # if clients receive samples during training
     metrics: tuple[Metric, ...] = ()
     plain: Model | None = None  # the model with torch's layers, if ``model`` has compiled ones
+    sample: sampling.Ids | None = None  # clients that are scored; None: all
 
     def at(self, round: int) -> "Problem":
         """Return the problem of a round: with a stream, clients hold the samples that have arrived by then."""
@@ -63,6 +66,11 @@ class Problem(NamedTuple):
         """Return the problem with the samples and constants of a problem on the same data, to store them once."""
         self.model.share_constants(other.model)
         return self._replace(dataset=self.dataset.in_memory_of(other.dataset))
+
+    @property
+    def scored(self) -> sampling.Ids:
+        """The clients with test samples, or the sample of them that is scored."""
+        return np.flatnonzero(self.clients.test_sizes) if self.sample is None else self.sample
 
     @property
     def buffer_rule(self) -> str | BufferRule:
@@ -167,6 +175,7 @@ def build(
         parts = divide(dataset, config.partition, num_clients=config.clients, seed=config.seed)
         clients = split(parts, config.test_share, config.seed)
     dataset = standardised(dataset, clients)
+    clients = Clients(grouped(clients.train), grouped(clients.test))
     num_clients = len(clients.train)
     dtype = torch.float64 if config.dtype == "float64" else torch.float32
     dataset = dataset._replace(x=dataset.x.to(device), y=dataset.y.to(device))
@@ -216,6 +225,7 @@ def build(
         _inclusion(config, sizes, rates_N),
         stream,
         measured,
+        sample=sample(config.seed, clients.test_sizes, config.eval_clients),
     )
     if given["method"] is not None or is_own(config.method):
         _try_method(problem)

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedncv.engine.evaluate import score_after, score_before, shared_model, summary, summary_before, test_sizes
+from fedncv.engine.evaluate import score_after, score_before, shared_model, summary, summary_before
 from fedncv.engine.gradients import Gradients, collected, of_client
 from fedncv.engine.local import train
 from fedncv.engine.problem import Arrival, DivergedError, Problem, Settled, State, arrivals
@@ -171,11 +171,11 @@ class ProcessesEngine:
     def _scores(
         self, kind: Literal["before", "after"], states: Sequence[State], shared: Sequence[Tensor | None]
     ) -> list[dict[int, Any]]:
-        """Return the results of the clients with test samples, run by run."""
+        """Return the results of the clients that are scored, run by run."""
         jobs = [
             Job(kind, self._places[j], state.round, arrival, shared_P=shared[j])
             for j, (problem, state) in enumerate(zip(self._at(states), states, strict=True))
-            for arrival in arrivals(problem.in_use, state, np.flatnonzero(test_sizes(problem)))
+            for arrival in arrivals(problem.in_use, state, problem.scored)
         ]
         scored: dict[int, dict[int, Any]] = {place: {} for place in self._places}
         for job, result in zip(jobs, self._pool.map(jobs), strict=True):

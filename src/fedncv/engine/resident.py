@@ -11,7 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedncv.data import Dataset
+from fedncv.data import Dataset, label_counts
+from fedncv.data.owners import grouped
 from fedncv.engine import fused
 from fedncv.engine.orders import Table
 from fedncv.engine.problem import Problem
@@ -24,10 +25,12 @@ SHARE_FOR_INPUTS = 0.1  # of the device's free memory for scaled inputs; if they
 class Parts:
     """The sample numbers of many clients, one client after another."""
 
-    def __init__(self, parts: list[Ints], device: torch.device) -> None:
-        self.sizes = np.array([len(part) for part in parts], dtype=np.int64)
+    def __init__(self, runs: Sequence[tuple[Sequence[Ints], int]], device: torch.device) -> None:
+        """Take the clients of every run, and where the run's samples begin."""
+        every = [(grouped(parts), place) for parts, place in runs]
+        self.sizes = np.concatenate([parts.sizes for parts, _ in every])
         self._starts = np.cumsum(self.sizes) - self.sizes
-        self._flat = torch.from_numpy(np.concatenate(parts)).to(device)
+        self._flat = torch.from_numpy(np.concatenate([parts.flat + place for parts, place in every])).to(device)
 
     def only(self, rows: Ints) -> "Parts":
         """Return some of the clients, without copying sample numbers."""
@@ -49,9 +52,9 @@ class Resident:
         self.num_clients = first.federation.num_clients
         self.dataset, places = _together([problem.dataset for problem in problems], self.dtype)
         self.y = self.dataset.y.to(self.device)
-        runs = list(zip(problems, places, strict=True))
-        self.train = Parts([part + place for problem, place in runs for part in problem.clients.train], self.device)
-        self.test = Parts([part + place for problem, place in runs for part in problem.clients.test], self.device)
+        clients = [problem.clients for problem in problems]
+        self.train = Parts([(each.train, place) for each, place in zip(clients, places, strict=True)], self.device)
+        self.test = Parts([(each.test, place) for each, place in zip(clients, places, strict=True)], self.device)
         self._counts = _label_counts(problems).to(self.device, self.dtype)
         self._batch_size = problems[0].config.batch_size
         self._sizes = torch.from_numpy(self.train.sizes).to(self.device, self.dtype)
@@ -126,7 +129,7 @@ def _label_counts(problems: Sequence[Problem]) -> Tensor:
     rows = len(problems) * first.federation.num_clients
     if labels.is_floating_point() or labels.dim() != 1:
         return torch.zeros(rows, num_classes)
-    parts = [part for problem in problems for part in problem.clients.train]
-    owner = np.repeat(np.arange(rows), [len(part) for part in parts])
-    label = labels.cpu().numpy()[np.concatenate(parts)]
-    return torch.from_numpy(np.bincount(owner * num_classes + label, minlength=rows * num_classes)).view(rows, -1)
+    labels_n = labels.cpu().numpy()
+    return torch.from_numpy(
+        np.concatenate([label_counts(labels_n, problem.clients.train, num_classes) for problem in problems])
+    )

@@ -10,13 +10,16 @@ from torch import Tensor
 from fedncv.engine import sampling
 from fedncv.engine.local import Trained, lr_of
 from fedncv.engine.problem import Arrival, DivergedError, Problem, State, messages
-from fedncv.keys import generator, key_for
+from fedncv.keys import generator, key_for, uniform_at
 from fedncv.methods import base
 from fedncv.methods.base import BufferRule, Replies, ServerAsk, weighted_sum
 from fedncv.tree import all_finite, leaves, num_bytes, stack
 
 RESERVED = (
     "pooled",
+    "pooled_standard_error",
+    "scored_clients",
+    "scored_of",
     "label_prior",
     "score_name",
     "skipped",
@@ -58,10 +61,15 @@ def draw(problem: Problem, round: int) -> Draw:
         ids = sampling.draw_systematic(rng, problem.inclusion_N)
     else:
         ids = sampling.draw_available(rng, problem.rates_N, config.per_round)
-    lost = generator(config.seed, "dropout", round).random(n) < config.dropout
-    slow = generator(config.seed, "stragglers", round).random((2, n))
-    shares = np.where(slow[0] < config.stragglers, slow[1], 1.0)
-    return Draw(ids, [not lost[u] for u in ids], [float(shares[u]) for u in ids])
+    answers, shares = [True] * len(ids), [1.0] * len(ids)
+    if config.dropout:
+        key = key_for(config.seed, "dropout", round)
+        answers = [uniform_at(key, u) >= config.dropout for u in ids.tolist()]
+    if config.stragglers:
+        key = key_for(config.seed, "stragglers", round)
+        slow = [uniform_at(key, u) < config.stragglers for u in ids.tolist()]
+        shares = [uniform_at(key, n + u) if late else 1.0 for u, late in zip(ids.tolist(), slow, strict=True)]
+    return Draw(ids, answers, shares)
 
 
 def outcome(problem: Problem, arrival: Arrival, trained: Trained | None) -> Outcome:

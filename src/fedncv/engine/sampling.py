@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 
 Ids = NDArray[np.int64]
 Probabilities = NDArray[np.float64]
+FEW = 20_000  # clients; with more, a sum over all pairs takes minutes
+NODES = 64
+NEVER = 745  # exp(-745) is 0 in double precision
 
 
 def uniform_inclusion(num_clients: int, m: int) -> Probabilities:
@@ -53,6 +56,34 @@ def systematic(inclusion: Probabilities, v: float) -> Ids:
 
 
 def available_inclusion(rates: Probabilities, m: int) -> Probabilities:
+    """Return a_u E[min(1, m / (1 + K_u))], K_u = how many others are reachable.
+
+    By a sum in time N². For more than ``FEW`` clients by an integral in time N, if at least m of them are always
+    reachable: P(K_u < m - 1) <= exp(-(mu - m)² / 2 mu), mu = sum_v a_v (Chernoff), is 0 in double precision.
+    """
+    mu = float(rates.sum())
+    enough = mu > m and (mu - m) ** 2 / (2 * mu) > NEVER
+    return _by_integral(rates, m) if len(rates) > FEW and enough else _by_fourier(rates, m)
+
+
+def _by_integral(rates: Probabilities, m: int) -> Probabilities:
+    """Return a_u m E[1 / (1 + K_u)], which is the same if at least m clients are always reachable.
+
+        E[1 / (1 + K_u)] = ∫_0^1 E[s^K_u] ds,   E[s^K_u] = prod_{v != u} (1 - a_v (1 - s))
+
+    With s = 1 - t / mu the product is close to exp(-t), and Gauss-Laguerre's nodes integrate it to rounding.
+    """
+    mu = float(rates.sum())
+    expected = np.zeros(len(rates))
+    for t, weight in zip(*np.polynomial.laguerre.laggauss(NODES), strict=True):
+        if t >= mu:
+            continue
+        logs = np.log1p(-rates * (t / mu))
+        expected += weight / mu * np.exp(t + logs.sum() - logs)
+    return rates * np.clip(m * expected, 0.0, 1.0)
+
+
+def _by_fourier(rates: Probabilities, m: int) -> Probabilities:
     """Return a_u E[min(1, m / (1 + K_u))], with the exact distribution of K_u (a Poisson binomial, by a Fourier sum).
 
     The characteristic function of all clients except u is a product over the others. It is computed from the products

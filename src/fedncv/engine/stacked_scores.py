@@ -1,4 +1,4 @@
-"""Score all clients of all runs, stacked; ``evaluate`` does the same one client at a time.
+"""Score the clients of all runs, stacked; ``evaluate`` does the same one client at a time.
 
 Test samples are cut into blocks of one client each, and many blocks go through the model at once.
 """
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedncv.engine.asking import Asks, asking
-from fedncv.engine.evaluate import CHUNK, Scored, shared_model, summary, summary_before, test_sizes
+from fedncv.engine.evaluate import CHUNK, Scored, shared_model, summary, summary_before
 from fedncv.engine.gradients import Gradients
 from fedncv.engine.orders import Ints
 from fedncv.engine.problem import State, start
@@ -197,9 +197,9 @@ def _prediction(method: Method, ask: Ask, y_P: Tensor, down: Any, own: Any) -> t
 
 
 def _groups(engine: StackedEngine, states: Sequence[State]) -> Iterator[tuple[Arrived, Ints]]:
-    """Yield the clients with test samples, of all runs in order, as many at a time as their models fit in memory."""
+    """Yield the clients to score, of all runs in order, as many at a time as their models fit in memory."""
     num_clients = engine.resident.num_clients
-    rows = np.flatnonzero(engine.resident.test.sizes)
+    rows = np.concatenate([problem.scored + j * num_clients for j, problem in enumerate(engine.problems)])
     size = max(1, min(max(GROUP, engine.capacity), 4 * PARAMETERS // engine.model.layout.num_parameters))
     for i in range(0, len(rows), size):
         some = rows[i : i + size]
@@ -213,7 +213,7 @@ class ScoringEngine(StackedEngine):
     def _trial(self) -> None:
         """Train one step of two clients, and score two as they receive their models and after training."""
         super()._trial()
-        ids = np.flatnonzero(test_sizes(self.problems[0]))[:2]
+        ids = self.problems[0].scored[:2]
         if not len(ids):
             return
         states = [start(each) for each in self.problems]

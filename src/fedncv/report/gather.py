@@ -15,7 +15,18 @@ from typing import Any, NamedTuple
 from fedncv.config import RunConfig, Settings, changed_code, named, read_toml
 from fedncv.figures import APART
 from fedncv.report import names, paper
-from fedncv.results import CONFIG, PERCENT, TIMING, Run, Score, check_folder, code_words, read_config, read_runs
+from fedncv.results import (
+    CONFIG,
+    PERCENT,
+    TIMING,
+    Run,
+    Score,
+    check_folder,
+    code_words,
+    read_config,
+    read_runs,
+    samples_of,
+)
 from fedncv.study import FILE, NEUTRAL, TUNING, Study, read_study
 
 NO_SEED = -1  # of a run whose config cannot be read
@@ -91,6 +102,11 @@ class Column:
             if values:
                 found[method] = values
         return found
+
+    @property
+    def sampled(self) -> str:
+        """How many clients were scored, in words; empty if all were."""
+        return samples_of([run for runs in self.runs.values() for run in runs])
 
     def prior(self) -> float | None:
         """Accuracy of the label prior alone, mean over the seeds."""

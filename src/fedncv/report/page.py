@@ -11,6 +11,7 @@ from fedncv.figures import looks
 from fedncv.report import metrics, names, partition, parts, sections, series, variance
 from fedncv.report.gather import Results
 from fedncv.report.table import MainTable
+from fedncv.report.table import sampled as sampled_clients
 from fedncv.report.verdict import Claim
 
 HERE = Path(__file__).parent
@@ -28,9 +29,11 @@ def page(
     data = chart_data(results)
     score, called = results.score, results.score.name.capitalize()
     beside = "; below it the paper's value" if table.beside_paper else ""
+    sampled = escape(f" {sampled_clients(results.columns)}".rstrip())
+    whose = "a sample of clients'" if sampled else "all clients'"
     content = [
         ("verdict", "Verdict", "", sections.verdict(results, table, claims) + sections.missing(results)),
-        ("table", "Results", f"{score.axis().capitalize()}{TABLE_WORDS.format(beside=beside)}",
+        ("table", "Results", f"{score.axis().capitalize()}{TABLE_WORDS.format(beside=beside, whose=whose)}{sampled}",
          sections.main_table(table) + sections.standings(table)),
         ("metrics", "More metrics", METRIC_WORDS, metrics.section(results)),
         ("gain", "Gain and cost", "", parts.section(results)),
@@ -38,7 +41,7 @@ def page(
          if data["curves"] else ""),
         ("scale", "More clients", f"{called}{SCALE_WORDS}",
          _chart("scale", "clients", "score") if data["scale"] else ""),
-        ("clients", "Clients", f"{called}{CLIENT_WORDS}", sections.clients(results)),
+        ("clients", "Clients", f"{called}{CLIENT_WORDS}{sampled}", sections.clients(results)),
         ("partition", "Partition", "", partition.section(results)),
         ("variance", "Variance", VARIANCE_WORDS, variance.section(results) + _chart("variance", "round samples bytes",
          "variance") if data["variance"] else ""),
@@ -142,7 +145,7 @@ def _rounded(point: series.Point) -> list[float | int | None]:
 
 
 TABLE_WORDS = (
-    ", over all clients' own test samples, mean ± deviation over seeds{beside}. "
+    ", over {whose} own test samples, mean ± deviation over seeds{beside}. "
     "<b>Bold</b>: best mean. <u>Underlined</u>: second. ★: significantly first: every paired 95 % interval against "
     "every other method is above zero. Click a heading to sort."
 )

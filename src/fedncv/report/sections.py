@@ -155,6 +155,7 @@ def _cell(entry: Entry, metric: str, score: Score) -> str:
     low, high = score.written(ours.low, 2), score.written(ours.high, 2)
     interval = "" if math.isnan(ours.low) else f"95 % interval {low} to {high}, "
     title = f"{interval}{ours.num_seeds} seed{'s' if ours.num_seeds > 1 else ''}"
+    spread += "" if entry.error is None else f" <small>(s.e. {score.written(entry.error, 2)})</small>"
     classes = " ".join(filter(None, [place, "first" if entry.first else "", edge]))
     return f'<td class="{classes}" data-value="{ours.mean:.6f}" title="{title}">{mean}{spread}{short}{paper}</td>'
 

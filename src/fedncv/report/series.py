@@ -13,7 +13,7 @@ from fedncv.comparison import Summary, reached, summary
 from fedncv.report import names
 from fedncv.report.gather import Column, Results, seconds
 from fedncv.report.table import write_csv
-from fedncv.results import PER_CLIENT, Run
+from fedncv.results import PER_CLIENT, STANDARD_ERROR, Run
 from fedncv.study import PARTITION
 
 QUANTILES = (5, 25, 50, 75, 95)
@@ -61,7 +61,7 @@ def more_metrics(column: Column) -> list[str]:
     for runs in column.runs.values():
         for row in runs[0].rows:
             found |= {name: None for name in row if name.startswith(("before_", "after_"))}
-    return [name for name in found if name not in CURVES and not name.endswith((PER_CLIENT, DEFINED))]
+    return [name for name in found if name not in CURVES and not name.endswith((PER_CLIENT, DEFINED, STANDARD_ERROR))]
 
 
 def _variance_metrics(column: Column) -> list[str]:
@@ -149,7 +149,10 @@ def median_client(column: Column, method: str, metric: str) -> Summary:
 
 
 def partition(column: Column) -> dict[str, Any] | None:
-    """Return the recorded partition: counts of samples, clients × classes, or only sizes; None if not recorded."""
+    """Return the recorded partition: counts of samples, clients × classes, or only sizes; None if not recorded.
+
+    Of very many clients only the number of clients of each size is recorded. Their sizes are returned in order.
+    """
     runs = [run for group in column.runs.values() for run in group]
     folders = [column.folder] if column.folder else []
     folders += [folder for run in runs for folder in (run.folder, run.folder.parent)]
@@ -159,6 +162,8 @@ def partition(column: Column) -> dict[str, Any] | None:
         return None if not sizes else {"sizes": sizes}
     try:
         found: dict[str, Any] = json.loads(path.read_bytes())
+        if "clients_of_size" in found:
+            found["sizes"] = np.repeat(*np.array(found["clients_of_size"], dtype=np.int64))
         held = np.array(found["counts"] if "counts" in found else found["sizes"], dtype=np.int64)
         held.reshape(len(held), -1)
     except (ValueError, KeyError, TypeError):

@@ -3,13 +3,14 @@
 import csv
 import io
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from fedncv.comparison import Summary, compare, holm, ranks, summary
 from fedncv.report import names
 from fedncv.report.gather import Column, Results
 from fedncv.report.paper import Printed
-from fedncv.results import Score
+from fedncv.results import Run, Score, sampling_error
 
 METRICS = ("before", "after")
 
@@ -23,6 +24,7 @@ class Entry(NamedTuple):
     first: bool
     """Significantly above every other method of its column."""
     missing: int  # planned runs that are not averaged
+    error: float | None = None  # standard error that scoring a sample of the clients causes; None: all were scored
 
 
 class Standing(NamedTuple):
@@ -82,10 +84,27 @@ def main_table(results: Results) -> MainTable:
                 1 + sum(mean > means[method] for mean in means.values()) if values else 0,
                 each.first == method,
                 sum(1 for m in results.missing if (m.column, m.method) == (column.name, method)),
+                _scaled_error(column.runs.get(method, []), metric, results.score),
             )
     ranked = ranks([column.scores(metric) for column, metric in keys if column.scores(metric)])
     ranked = ranked if len(results.methods) > 1 else {}
     return MainTable(keys, results.methods, results.score, entries, standings, ranked)
+
+
+def _scaled_error(runs: list[Run], metric: str, score: Score) -> float | None:
+    error = sampling_error(runs, metric)
+    return None if error is None else score.scale * error
+
+
+def sampled(columns: Sequence[Column]) -> str:
+    """Return a sentence about the sample of clients that was scored; empty if all were scored in all columns."""
+    words = {column.title: column.sampled for column in columns}
+    if not any(words.values()):
+        return ""
+    same = len(set(words.values())) == 1
+    said = [each if same else f"{title}: {each or 'all clients scored'}" for title, each in words.items()]
+    text = "; ".join(dict.fromkeys(said))
+    return f"{text[0].upper()}{text[1:]}; s.e.: the standard error that this sample causes."
 
 
 def scaled(each: Summary, by: int) -> Summary:
@@ -103,7 +122,7 @@ def to_csv(table: MainTable) -> str:
     """Return one line per cell, with all its values."""
     header = (
         "column", "dataset", "clients", "metric", "method", "seeds", "mean", "deviation", "low", "high", "place",
-        "first", "paper", "paper_deviation", "missing_runs", "lr",
+        "first", "paper", "paper_deviation", "missing_runs", "lr", "scored", "standard_error",
     )  # fmt: skip
     lines: list[tuple[object, ...]] = []
     for column, metric in table.keys:
@@ -116,7 +135,8 @@ def to_csv(table: MainTable) -> str:
             lines.append(
                 (column.name, column.data, column.clients, metric, method, ours.num_seeds if ours else 0, *numbers,
                  entry.place or "", "yes" if entry.first else "no", *paper, entry.missing,
-                 " ".join(f"{lr:g}" for lr in rates))
+                 " ".join(f"{lr:g}" for lr in rates), column.sampled.removeprefix("scored on "),
+                 "" if entry.error is None else _number(entry.error))
             )  # fmt: skip
     return write_csv(header, lines)
 
@@ -146,6 +166,7 @@ def to_markdown(table: MainTable) -> str:
                 continue
             text = spread(entry.ours, table.score) + (" *" if entry.first else "")
             text = {1: f"**{text}**", 2: f"_{text}_"}.get(entry.place, text)
+            text += "" if entry.error is None else f" (s.e. {table.score.written(entry.error, 2)})"
             text += f" ({entry.ours.num_seeds} seeds only)" if entry.missing else ""
             cells.append(text + (f" [{entry.paper.mean:.2f}]" if entry.paper else ""))
         lines.append(_row([names.method(method), *cells]))
@@ -160,6 +181,7 @@ def _legend(table: MainTable) -> str:
     return (
         f"Mean ± deviation over seeds, {unit}. Bold: best mean; italics: second; *: every paired 95 % interval against "
         f"every other method is above zero{paper}."
+        + (f" {said}" if (said := sampled([column for column, _ in table.keys])) else "")
     )
 
 
@@ -200,6 +222,11 @@ def to_latex(table: MainTable) -> str:
         lines.append(" & ".join(cells) + r" \\")
     if any(prior_cells(table)):
         lines += [r"\hline", " & ".join(["Label prior alone", *prior_cells(table)]) + r" \\"]
+    if said := sampled(pairs):
+        worst = max((e.error for e in table.entries.values() if e.error is not None), default=math.nan)
+        most = "unknown" if math.isnan(worst) else f"at most {table.score.written(worst, 2)}"
+        words = _tex(f"{said.removesuffix('.')}: {most}.")
+        lines += [r"\hline", rf"\multicolumn{{{1 + len(table.keys)}}}{{l}}{{{words}}} \\"]
     lines += [r"\hline", r"\end{tabular}"]
     return "\n".join(lines) + "\n"
 
