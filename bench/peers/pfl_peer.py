@@ -40,6 +40,8 @@ def main() -> None:
 
     clock = Clock(arguments.rounds, arguments.device)
     federation = federation_of(arguments)
+    if arguments.processes > federation.setting.per_round:
+        raise SystemExit("more processes than clients in a round: pfl waits forever for one without a client")
     state_dict = run(federation, clock, arguments.device)
     if os.environ.get(RANK, "0") != "0":
         return

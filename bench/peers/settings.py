@@ -51,7 +51,7 @@ class Setting(NamedTuple):
 
     def small(self) -> "Setting":
         """Return the setting with few and small clients: does it run?"""
-        return self._replace(clients=12, per_round=3, epochs=min(2, self.epochs), batch_size=4, most=7)
+        return self._replace(clients=12, per_round=5, epochs=min(2, self.epochs), batch_size=4, most=7)
 
 
 class PflCNN(nn.Module):
