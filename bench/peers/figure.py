@@ -19,7 +19,7 @@ from matplotlib import pyplot as plt
 
 OURS, OTHERS, LOOP = "#1f77b4", "#b8bcc2", "#6b7075"
 ORDER = [
-    "ours, 5 seeds in one stack",
+    "ours, 5 seeds together",
     "ours",
     PLAIN,
     "pfl",

@@ -391,24 +391,29 @@ class Model:
             part.key, part.calls = key, 0
         for layer in self._weighted:
             layer.weight_B = weight_B
-        tensors = self._tensors(x_P, b_R)
         statistics = self.layout.buffer_names
-        if training:  # BatchNorm writes into its buffers
+        tensors, moved_R = self._tensors(x_P, b_R), b_R
+        if training and _vmapped():  # BatchNorm writes into its buffers
             tensors |= {name: tensors[name].clone() for name in statistics if name not in self._replaced}
+        elif training:  # one copy for all; .data, because autograd would take a change of one for a change of all
+            moved_R = b_R.clone()
+            parts = zip(statistics, _split(moved_R, self.layout.buffer_shapes), strict=True)
+            tensors |= {name: part.data for name, part in parts}
         if self._channels_last and inputs.dim() == 4:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
         with self._holding(tensors), self._rewriting(key if training else None), self._lower(x_P):
             logits = self._module(inputs)
             if mode == "train" and statistics:
                 after = {name: held[key] for name, held, key in self._places}
-                b_R = torch.cat([after[name].reshape(-1) for name in statistics])
+                written = not _vmapped() and all(after[name] is tensors[name] for name in statistics)
+                b_R = moved_R if written else torch.cat([after[name].reshape(-1) for name in statistics])
         if self._low is None:
             return Output(logits, self._features), b_R
         return Output(logits.to(x_P.dtype), self._features.to(x_P.dtype)), b_R
 
     def _tensors(self, x_P: Tensor, b_R: Tensor) -> dict[str, Tensor]:
         """Return ``layout.unflatten``; on a GPU with each parameter as its layer wants it."""
-        if not x_P.is_cuda or torch._C._are_functorch_transforms_active():
+        if not x_P.is_cuda or _vmapped():
             return self.layout.unflatten(x_P, b_R)
         if not self._forms:
             self._forms += self._find_forms(x_P.dtype)
@@ -561,6 +566,10 @@ def _generators(devices: list[torch.device]) -> list[object]:
         random.getstate(),
         pickle.dumps(np.random.get_state(legacy=False)),
     ]
+
+
+def _vmapped() -> bool:
+    return bool(torch._C._are_functorch_transforms_active())
 
 
 def _nothing() -> None:

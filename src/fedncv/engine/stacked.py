@@ -127,6 +127,7 @@ class StackedEngine:
             self.model = first.model.for_streams()
             self.capacity = capacity or min(SLOTS, clients)
             self.group = GROUP * self.capacity
+        self.scoring_model = first.model.for_streams()
         self._models = Models(self.model, masked(self.model))
         self._try()
 

@@ -24,6 +24,7 @@ from fedncv.tree import tree_map
 
 BLOCK = 64  # test samples of one client in a forward pass
 GROUP = 512  # clients whose models are held at a time, or as many as a round has
+FEW = 8  # clients of a model, from which on models are scored in turn: all clients' samples together
 SAMPLES = 1 << 14  # that go through the model at a time
 PARAMETERS = 1 << 27  # of all models in one forward pass
 
@@ -81,8 +82,9 @@ def scores(
     engine: StackedEngine, rows: Ints, x_KP: Tensor, buffers_KR: Tensor, offset_KC: Tensor | None = None
 ) -> list[Scored]:
     """Score each client's test samples, at its own parameters."""
-    if engine.name == "streams":
-        return _scores_in_turn(engine, rows, x_KP, buffers_KR, offset_KC)
+    firsts = _firsts(engine, x_KP, buffers_KR)
+    if engine.name == "streams" or len(firsts) <= len(rows) / FEW:
+        return _scores_in_turn(engine, rows, firsts, x_KP, buffers_KR, offset_KC)
     resident, model, task = engine.resident, engine.model, engine.problems[0].task
     sizes = resident.test.sizes[rows]
     block = int(min(BLOCK, sizes.max()))
@@ -123,26 +125,31 @@ def scores(
     return [Scored(total, np.concatenate(parts)) for total, parts in zip(totals, outputs, strict=True)]
 
 
-def _scores_in_turn(
-    engine: StackedEngine, rows: Ints, x_KP: Tensor, buffers_KR: Tensor, offset_KC: Tensor | None
-) -> list[Scored]:
-    """Score one model after the other. Neighbours with the same model are scored together."""
-    resident, model, task = engine.resident, engine.model, engine.problems[0].task
-    sizes = resident.test.sizes[rows]
-    same_K = torch.zeros(len(rows), dtype=torch.bool, device=engine.device)
+def _firsts(engine: StackedEngine, x_KP: Tensor, buffers_KR: Tensor) -> Ints:
+    """Return the places of the clients whose model is not that of the client before them."""
+    same_K = torch.zeros(len(x_KP), dtype=torch.bool, device=engine.device)
     if engine.mixes_nothing:
         same_K[1:] = (x_KP[1:] == x_KP[:-1]).all(1) & (buffers_KR[1:] == buffers_KR[:-1]).all(1)
-    firsts = np.flatnonzero(~same_K.cpu().numpy())
+    return np.flatnonzero(~same_K.cpu().numpy())
+
+
+def _scores_in_turn(
+    engine: StackedEngine, rows: Ints, firsts: Ints, x_KP: Tensor, buffers_KR: Tensor, offset_KC: Tensor | None
+) -> list[Scored]:
+    """Score one model after the other, each on the samples of all its clients: from one of ``firsts`` to the next."""
+    resident, model, task = engine.resident, engine.scoring_model, engine.problems[0].task
+    sizes = resident.test.sizes[rows]
+    at_once = 4 * CHUNK if engine.mixes_nothing else CHUNK  # as one client alone, if samples have an effect on others
     total_K = torch.zeros(len(rows), dtype=torch.float64, device=engine.device)
     keeps = bool(engine.problems[0].metrics)
     outputs: list[list[NDArray[Any]]] = [[] for _ in rows]
     for first, end in zip(firsts, [*firsts[1:], len(rows)], strict=True):
         owner = np.repeat(np.arange(first, end), sizes[first:end])
         place = np.arange(len(owner)) - np.repeat(np.cumsum(sizes[first:end]) - sizes[first:end], sizes[first:end])
-        for i in range(0, len(owner), CHUNK):
-            some = owner[i : i + CHUNK]
+        for i in range(0, len(owner), at_once):
+            some = owner[i : i + at_once]
             owner_B = torch.from_numpy(some).to(engine.device)
-            index_B = resident.test.samples(torch.from_numpy(place[i : i + CHUNK]).to(engine.device), rows[some])
+            index_B = resident.test.samples(torch.from_numpy(place[i : i + at_once]).to(engine.device), rows[some])
             with torch.no_grad():
                 output, _ = model.forward(x_KP[first], buffers_KR[first], resident.inputs(index_B), mode="eval")
                 logits = output.logits_BC if offset_KC is None else output.logits_BC + offset_KC[owner_B]
