@@ -42,14 +42,16 @@ class Population:
         command = [sys.executable, __file__, str(folder), json.dumps(words)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         began = time.perf_counter()
-        self.cpu = self._read()["cpu"]
+        self.cpu = [self._read()["cpu"]]  # of the process until each round
         self.start = time.perf_counter() - began
 
     def train(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write("\n")
         self._process.stdin.flush()
-        self.seconds.append(self._read()["seconds"])
+        said = self._read()
+        self.seconds.append(said["seconds"])
+        self.cpu.append(said["cpu"])
 
     def end(self) -> tuple[float, int]:
         """Return the peak of memory in GB, and the bytes on disk."""
@@ -75,7 +77,7 @@ def compare(populations: list[int], methods: list[str], *, tens: int, per_round:
         "peak, GB",
         "s/round",
         "ratio of ten rounds",
-        "last, s",
+        "last, s (CPU)",
         "on disk, MB",
     )
     print("".join(f"{word:>{width}}" for word, width in zip(head, WIDTHS, strict=True)), flush=True)
@@ -85,22 +87,26 @@ def compare(populations: list[int], methods: list[str], *, tens: int, per_round:
             runs = [
                 Population(Path(place) / str(n), settings(n, method, rounds, per_round, samples)) for n in populations
             ]
-            for _ in range(rounds):
+            for _ in range(rounds - 1):
                 for run in runs:
                     run.train()
+            ends = []
+            for run in runs:  # one ends before the next one is timed
+                run.train()
+                ends.append(run.end())
             each_RT = np.array([run.seconds[:-1] for run in runs]).reshape(len(runs), tens, EVERY).sum(axis=2)
-            for n, run, seconds_T in zip(populations, runs, each_RT, strict=True):
+            for n, run, seconds_T, (peak, disk) in zip(populations, runs, each_RT, ends, strict=True):
                 ratio_T = seconds_T / each_RT[0]
-                peak, disk = run.end()
                 ratio = f"{np.median(ratio_T):.2f} ({ratio_T.min():.2f} to {ratio_T.max():.2f})"
                 cells = (
-                    method, f"{n:,}", f"{run.start:.1f} ({run.cpu:.1f})", f"{peak:.2f}",
-                    f"{np.median(seconds_T) / EVERY:.3f}", ratio, f"{run.seconds[-1]:.1f}", f"{disk / 1e6:.0f}",
+                    method, f"{n:,}", f"{run.start:.1f} ({run.cpu[0]:.1f})", f"{peak:.2f}",
+                    f"{np.median(seconds_T) / EVERY:.3f}", ratio,
+                    f"{run.seconds[-1]:.1f} ({run.cpu[-1] - run.cpu[-2]:.1f})", f"{disk / 1e6:.0f}",
                 )  # fmt: skip
                 print("".join(f"{cell:>{width}}" for cell, width in zip(cells, WIDTHS, strict=True)), flush=True)
 
 
-WIDTHS = (10, 11, 16, 10, 9, 22, 9, 13)
+WIDTHS = (10, 11, 16, 10, 9, 22, 15, 13)
 
 
 def main(folder: Path, words: dict[str, Any]) -> None:

@@ -129,7 +129,7 @@ def generator(seed: int, purpose: str, round: int = 0, client: int = 0) -> np.ra
 def uniform_at(key: Key, place: int) -> float:
     """Return the number at ``place`` of ``generator(...).random(n)`` with this key, without those before it.
 
-    >>> uniform_at(key_for(0, "doc"), 1234) == generator(0, "doc").random(2000)[1234]
+    >>> uniform_at(key_for(0, "doc"), 1234) == float(generator(0, "doc").random(2000)[1234])
     True
     """
     bits = _philox(key).advance(place // 4)  # four numbers for each value of the counter

@@ -4,7 +4,7 @@
     rows[u], rows.get(u, default), u in rows
 
 In memory this is a plain dictionary. ``Rows`` is the same in a file: a round reads and writes only the rows of its own
-clients. The others stay on the disk; memory holds only the name and place of each, about 300 bytes. Names and places
+clients. The others stay on the disk; memory holds only the name and place of each. Names and places
 are in pages of neighbouring clients: ``|`` copies the pages of its clients, and values share all others, so that a
 round costs the same with a million clients. (A plain dictionary copies its pointers.)
 

@@ -148,18 +148,19 @@ def test_a_method_can_bring_a_rule_of_its_own():
 
 
 def test_scores_are_weighted_as_they_say():
-    scores = evaluate.Scores(np.array([1.0, 5.0, 0.0, 3.0]), np.array([2, 10, 0, 3]))
+    scores = evaluate.Scores(np.array([1.0, 5.0, 0.0, 3.0]), np.array([2, 10, 0, 3]), np.arange(4))
     summary = scores.summary("before")
     assert summary["before"] == 9 / 15
     assert summary["before_client_mean"] == pytest.approx((0.5 + 0.5 + 1) / 3)
     assert summary["before_worst_decile"] == 0.5
     assert summary["before_clients"] == [0.5, 0.5, None, 1.0]
-    assert evaluate.Scores(np.zeros(2), np.zeros(2, dtype=int)).summary("before") == {}
+    assert evaluate.Scores(np.zeros(2), np.zeros(2, dtype=int), np.arange(2)).summary("before") == {}
 
 
 def test_the_worst_decile_is_the_mean_of_the_worst_tenth_of_clients():
     accuracies = np.arange(20) / 20
-    assert evaluate.Scores(accuracies, np.ones(20, dtype=int)).summary("x")["x_worst_decile"] == pytest.approx(0.025)
+    scores = evaluate.Scores(accuracies, np.ones(20, dtype=int), np.arange(20))
+    assert scores.summary("x")["x_worst_decile"] == pytest.approx(0.025)
 
 
 def test_before_and_after_are_the_clients_own_models():
@@ -248,6 +249,7 @@ def test_a_server_that_diverges_is_named():
 
 
 def test_a_score_that_is_not_finite_is_named():
-    scores = evaluate.Scores(np.array([1.0, np.inf]), np.array([2, 3]))
-    with pytest.raises(DivergedError, match="client 1 scores inf before training"):
-        scores.summary("before")
+    for ids, of in ((np.arange(2), None), (np.array([3, 71]), 100)):  # all clients, or a sample of them
+        scores = evaluate.Scores(np.array([1.0, np.inf]), np.array([2, 3]), ids, of)
+        with pytest.raises(DivergedError, match=f"client {ids[1]} scores inf before training"):
+            scores.summary("before")
