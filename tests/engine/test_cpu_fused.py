@@ -391,6 +391,20 @@ def test_a_compiler_may_be_named_with_options(fresh, monkeypatch):
 
 
 @needs_compiler
+@pytest.mark.parametrize("width", [16, 32, 64])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_vectors_of_every_width_give_torchs_numbers(fresh, monkeypatch, width, dtype):
+    monkeypatch.setenv("CC", f"cc -DBYTES={width} -Wno-psabi")
+    plain = layers(3, 7, 3, dtype=dtype)
+    ours = copy.deepcopy(plain)
+    fuse(ours)
+    for samples in (1, 5, 19):
+        x, g = torch.randn(samples, 3, 9, 11, dtype=dtype), torch.randn(samples, 7, 3, 4, dtype=dtype)
+        for result, expected in zip(pass_through(ours, x, g), pass_through(plain, x, g), strict=True):
+            assert_close(result, expected, rtol=1e-3, atol=1e-3)
+
+
+@needs_compiler
 def test_a_damaged_library_is_compiled_anew(fresh, capsys):
     path = cpu_library.compiled(torch.float32)
     whole = path.read_bytes()

@@ -19,7 +19,7 @@ from fedncv.engine.problem import Problem
 from fedncv.flat import Model
 from fedncv.keys import key_for
 
-VECTOR_BYTES = 64
+VECTOR_BYTES = 64  # of the widest vector; memory for it is enough for narrower ones (cpu_block.c)
 TRIAL = 5  # samples on which both models are compared before the compiled one is used
 
 
@@ -68,12 +68,12 @@ class Block(torch.autograd.Function):
 
 
 def lanes(dtype: torch.dtype) -> int:
-    """Return the number of samples in a vector."""
+    """Return the number of samples in the widest vector."""
     return VECTOR_BYTES // dtype.itemsize
 
 
 def padded(samples: int, dtype: torch.dtype) -> int:
-    """Return the number of samples, rounded up to whole vectors."""
+    """Return the number of samples, rounded up to the widest vectors."""
     return -(-samples // lanes(dtype)) * lanes(dtype)
 
 
