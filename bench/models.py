@@ -1,7 +1,11 @@
-"""Measure training samples per second of larger models in the stack, beside a plain PyTorch loop in the same process.
+"""Measure training samples per second of many models beside a plain PyTorch loop.
 
     python bench/models.py --device cuda
+    python bench/models.py --device cpu
     python bench/models.py --device cpu --clients 2 --batches 1 --turns 1        # does it run?
+
+On a GPU the stack is timed, beside the loop in the same process; on a CPU what engine=auto takes for a long run
+(processes on two workers), beside the loop in two processes that neither wait nor average.
 
 Ten clients, batches of 32, inputs drawn at random in the right shape. Each turn times a round of the plain loop
 (ordinary modules, autograd, SGD, the same batches, one client after the other) and a round of the engine, so that load
@@ -13,9 +17,10 @@ layers, 128 tokens) if it is installed, char_transformer otherwise.
 """
 
 import argparse
+import multiprocessing
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -26,7 +31,9 @@ from torch import Tensor, nn
 from fedncv.adapters import lora
 from fedncv.config import RunConfig
 from fedncv.data import Clients, Dataset
+from fedncv.engine.choose import engine_for
 from fedncv.engine.problem import Problem, build, start
+from fedncv.engine.protocol import Engine
 from fedncv.engine.round import draw
 from fedncv.engine.sequential import SequentialEngine
 from fedncv.engine.stacked import CannotStackError
@@ -72,6 +79,8 @@ def adapted() -> Case:
 
 
 CASES: dict[str, Callable[[], Case]] = {
+    "lenet5": lambda: Case(MODELS["lenet5"], pictures, 10),
+    "mlp": lambda: Case(MODELS["mlp"], pictures, 10),
     "resnet18": lambda: Case(MODELS["resnet18"], pictures, 10),
     "resnet18_bn": lambda: Case(MODELS["resnet18_bn"], pictures, 10),
     "char_lstm": lambda: Case(MODELS["char_lstm"], tokens(80, 80), 80),
@@ -111,16 +120,14 @@ def problem_of(case: Case, arguments: argparse.Namespace) -> Problem:
 def measure(name: str, case: Case, arguments: argparse.Namespace) -> None:
     problem = problem_of(case, arguments)
     began = time.perf_counter()
-    try:
-        engine: Any = ScoringEngine([problem])
-        how = "stacked"
-    except CannotStackError as error:
-        engine, how = SequentialEngine([problem]), f"NOT stacked ({error})"
+    on_cpu = not problem.model.start_P.is_cuda
+    engine, how = on_cores(problem) if on_cpu else stacked(problem)
     states = [start(problem)]
     for _ in range(2):  # graphs are recorded here
         states = [settled(each) for each in engine.run_rounds(states)]
     plain = PlainLoop(problem, case)
-    plain.round()
+    if not on_cpu:
+        plain.round()
     device = problem.model.start_P.device
     wait(device)
     size = problem.model.layout.num_parameters
@@ -129,13 +136,11 @@ def measure(name: str, case: Case, arguments: argparse.Namespace) -> None:
     rates: list[tuple[float, float]] = []
     began = time.perf_counter()
     while len(rates) < arguments.turns and (not rates or time.perf_counter() - began < arguments.seconds):
-        at = time.perf_counter()
-        samples = plain.round()
-        wait(device)
-        middle = time.perf_counter()
+        loop = in_two_processes(plain) if on_cpu else rate_of(plain)
+        at, before = time.perf_counter(), states[0].totals.samples
         states = [settled(each) for each in engine.run_rounds(states)]
         wait(device)
-        rates.append((samples / (middle - at), samples / (time.perf_counter() - middle)))
+        rates.append((loop, (states[0].totals.samples - before) / (time.perf_counter() - at)))
     loop, ours = np.median(np.array(rates), axis=0)
     ratios = np.array([b / a for a, b in rates])
     memory = f", {torch.cuda.memory_reserved(device) / 2**30:.1f} GiB reserved" if device.type == "cuda" else ""
@@ -144,9 +149,50 @@ def measure(name: str, case: Case, arguments: argparse.Namespace) -> None:
         f"(of {len(rates)} turns: {ratios.min():.2f} to {ratios.max():.2f}){memory}",
         flush=True,
     )
-    if hasattr(engine, "only") and device.type == "cuda":
+    engine.close()
+    if device.type == "cuda":
         del engine, plain
         torch.cuda.empty_cache()
+
+
+def stacked(problem: Problem) -> tuple[Engine, str]:
+    try:
+        return ScoringEngine([problem]), "stacked"
+    except CannotStackError as error:
+        return SequentialEngine([problem]), f"NOT stacked ({error})"
+
+
+def on_cores(problem: Problem) -> tuple[Engine, str]:
+    engine = engine_for([problem])
+    return engine, f"{engine.name}, {engine.layers[0]} layers"
+
+
+def rate_of(plain: "PlainLoop") -> float:
+    """Return samples/s of a round."""
+    began = time.perf_counter()
+    samples = plain.round()
+    wait(plain.device)
+    return samples / (time.perf_counter() - began)
+
+
+def in_two_processes(plain: "PlainLoop") -> float:
+    """Return samples/s of two loops at once, each with its half of the clients; the first client is not timed."""
+    context = multiprocessing.get_context("fork")
+    queue = context.SimpleQueue()
+
+    def run(half: int) -> None:
+        torch.set_num_threads(1)
+        plain.ids = plain.ids[half::2]
+        plain.round(at_most=1)
+        queue.put(rate_of(plain))
+
+    workers = [context.Process(target=run, args=(half,)) for half in range(2)]
+    for worker in workers:
+        worker.start()
+    rates = [queue.get() for _ in workers]
+    for worker in workers:
+        worker.join()
+    return float(sum(rates))
 
 
 class PlainLoop:
@@ -154,23 +200,24 @@ class PlainLoop:
 
     def __init__(self, problem: Problem, case: Case) -> None:
         self._problem = problem
-        self._device = problem.model.start_P.device
+        self.device = problem.model.start_P.device
         dataset = problem.dataset
-        self._module = case.factory(tuple(dataset.x.shape[1:]), dataset.num_classes).to(self._device).train()
+        self._module = case.factory(tuple(dataset.x.shape[1:]), dataset.num_classes).to(self.device).train()
         self._trained = [p for p in self._module.parameters() if p.requires_grad]
         self._start = [p.detach().clone() for p in self._trained]
+        self.ids = draw(problem, 0).ids
 
-    def round(self) -> int:
-        """Train all clients of a round; return the number of samples."""
+    def round(self, at_most: int | None = None) -> int:
+        """Train the clients of a round; return the number of samples."""
         problem, samples = self._problem, 0
-        for u in draw(problem, 0).ids:
+        for u in self.ids[:at_most]:
             with torch.no_grad():
                 for parameter, value in zip(self._trained, self._start, strict=True):
                     parameter.copy_(value)
             optimizer = torch.optim.SGD(self._trained, lr=problem.config.lr)
-            index = torch.from_numpy(problem.clients.train[u]).to(self._device)
+            index = torch.from_numpy(problem.clients.train[u]).to(self.device)
             x, y = problem.dataset.inputs(index, torch.float32), problem.dataset.y[index]
-            for rows in torch.split(torch.randperm(len(index), device=self._device), problem.config.batch_size):
+            for rows in torch.split(torch.randperm(len(index), device=self.device), problem.config.batch_size):
                 optimizer.zero_grad()
                 torch.autograd.backward(nn.functional.cross_entropy(self._module(x[rows]), y[rows]))
                 optimizer.step()
