@@ -16,7 +16,7 @@ from torch.testing import assert_close
 
 from fedncv.config import RunConfig
 from fedncv.data import Dataset
-from fedncv.engine import cpu_library, gradients
+from fedncv.engine import cpu_library, cpu_trial, gradients
 from fedncv.engine.choose import decide, engine_for
 from fedncv.engine.cpu_fused import CannotCompileError, FusedConv, fuse, fused, lanes
 from fedncv.engine.cpu_library import library
@@ -280,8 +280,39 @@ def test_transforms_of_functions_take_torchs_layers():
     assert torch.equal(gradient(fused(problem).model), gradient(problem.model))
 
 
+@pytest.fixture
+def win(monkeypatch):
+    """Compiled layers win their trial, whatever the clock says."""
+    monkeypatch.setattr("fedncv.engine.choose.faster", lambda *_: True)
+
+
 @needs_compiler
-def test_auto_takes_compiled_layers_for_much_work_alone_as_in_company(monkeypatch):
+@pytest.mark.parametrize("seconds", [0.1, 0.3])
+def test_auto_takes_what_was_faster_in_a_trial_and_remembers_it(fresh, monkeypatch, seconds):
+    """Torch's layers take 0.2 s. A second run has the layers of the first, whatever a second trial would find."""
+    monkeypatch.setattr("fedncv.engine.choose.WORTH_FORKING", 0.0)
+    monkeypatch.setattr("fedncv.engine.choose.num_cores", lambda: 1)
+    trials = []
+    for compiled in (seconds, 0.4 - seconds):
+        found = {"torch": 0.2, "compiled": compiled}
+        monkeypatch.setattr(cpu_trial, "measured", lambda *_, found=found: trials.append(found) or found)
+        assert has_compiled(engine_for([study()]).problems[0]) == (seconds < 0.2)
+        assert has_compiled(engine_for([study(layers="compiled")]).problems[0])
+    assert len(trials) == 1
+    engine_for([study(batch_size=5)])
+    assert len(trials) == 2  # other steps have a trial of their own
+
+
+@needs_compiler
+def test_a_trial_times_both_kinds_of_layers():
+    problem = study()
+    found = cpu_trial.measured(problem, fused(problem))
+    assert set(found) == {"torch", "compiled"}
+    assert all(seconds > 0 for seconds in found.values())
+
+
+@needs_compiler
+def test_auto_takes_compiled_layers_for_much_work_alone_as_in_company(monkeypatch, win):
     """A run of W sample-parameters is compiled above the threshold, whatever runs beside it."""
     problem, other = study(), study(seed=1)
     work = 60 * 0.75 * (2 / 3) * 3 * problem.model.layout.num_parameters  # test share 1/4, 2 of 3 clients, 3 rounds
@@ -294,7 +325,7 @@ def test_auto_takes_compiled_layers_for_much_work_alone_as_in_company(monkeypatc
 
 
 @needs_compiler
-def test_a_named_engine_keeps_torchs_layers_unless_compiled_ones_are_asked_for(monkeypatch):
+def test_a_named_engine_keeps_torchs_layers_unless_compiled_ones_are_asked_for(monkeypatch, win):
     assert isinstance(engine_for([study(layers="compiled")]), SequentialEngine)
     monkeypatch.setattr("fedncv.engine.choose.WORTH_FORKING", 0.0)
     monkeypatch.setattr("fedncv.engine.choose.num_cores", lambda: 2)

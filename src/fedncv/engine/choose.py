@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 
 from fedncv.config import RunConfig, named
 from fedncv.engine.cpu_fused import CannotCompileError, fused
+from fedncv.engine.cpu_trial import faster
 from fedncv.engine.problem import Problem
 from fedncv.engine.processes import ProcessesEngine, can_fork, num_cores
 from fedncv.engine.protocol import Engine
@@ -36,9 +37,10 @@ def decide(problems: Sequence[Problem]) -> Choice:
     engine   stacked on a GPU, which is almost idle with one client at a time. On a CPU stacking is slower than one
              client at a time, so it is processes if there are several cores and enough work to be worth a fork, and
              sequential otherwise. Both give the same bits.
-    layers   compiled on a CPU if a run has enough work to be worth compiling and engine=auto. Compiled layers agree
-             with torch's only up to rounding, so a run with a named engine keeps torch's layers and their bits.
-             The layers of a run depend only on its own settings, not on the other runs.
+    layers   compiled on a CPU if a run has enough work to be worth compiling, engine=auto, and a trial finds them
+             faster on this machine. Compiled layers agree with torch's only up to rounding, so a run with a named
+             engine keeps torch's layers and their bits. The layers of a run depend only on its own settings and the
+             machine, not on the other runs.
     """
     config, on_gpu = problems[0].config, problems[0].model.start_P.is_cuda
     name = config.engine
@@ -76,17 +78,25 @@ def engine_for(problems: Sequence[Problem]) -> Engine:
 
 
 def _with_layers(problems: Sequence[Problem], compiled: list[bool]) -> list[Problem]:
-    """Return the problems with compiled layers if wanted and possible; print why not if layers=compiled."""
+    """Return the problems with compiled layers if wanted and possible; print why not if layers=compiled.
+
+    With layers=auto only if they were faster in a trial.
+    """
     made, reasons = [], []
     for problem, wanted in zip(problems, compiled, strict=True):
         try:
-            made.append(fused(problem) if wanted else problem)
+            made.append(_compiled(problem) if wanted else problem)
         except CannotCompileError as error:
             made.append(problem)
             reasons.append(str(error))
     if reasons and problems[0].config.layers == "compiled":
         print(f"layers=compiled: {reasons[0]}; torch's layers are used instead", file=sys.stderr)
     return made
+
+
+def _compiled(problem: Problem) -> Problem:
+    other = fused(problem)
+    return other if problem.config.layers == "compiled" or faster(problem, other) else problem
 
 
 def _worth_forking(problems: Sequence[Problem]) -> bool:

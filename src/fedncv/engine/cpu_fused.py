@@ -174,15 +174,18 @@ def fused(problem: Problem) -> Problem:
 
 def agree(model: Model, other: Model, inputs: Tensor) -> bool:
     """Return whether both give the same logits, features, statistics and gradient; a module may use layers oddly."""
-    results = []
-    for each in (model, other):
-        leaf_P = each.start_P.detach().requires_grad_()
-        with torch.enable_grad():
-            output, b_R = each.forward(leaf_P, each.start_R, inputs, mode="train", key=key_for(0, "trial"))
-            (g_P,) = torch.autograd.grad(output.logits_BC.sin().sum(), leaf_P)
-        results.append((output.logits_BC, output.features_BF, b_R, g_P))
+    results = [one_pass(each, inputs) for each in (model, other)]
     close = [a.shape == b.shape and torch.allclose(a, b, rtol=1e-3, atol=1e-3) for a, b in zip(*results, strict=True)]
     return all(close)
+
+
+def one_pass(model: Model, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return logits, features, running statistics and a gradient of a training pass at the start."""
+    leaf_P = model.start_P.detach().requires_grad_()
+    with torch.enable_grad():
+        output, b_R = model.forward(leaf_P, model.start_R, inputs, mode="train", key=key_for(0, "trial"))
+        (g_P,) = torch.autograd.grad(output.logits_BC.sin().sum(), leaf_P)
+    return output.logits_BC, output.features_BF, b_R, g_P
 
 
 def fuse(module: nn.Module) -> int:
