@@ -5,7 +5,8 @@
     python bench/models.py --device cpu --clients 2 --batches 1 --turns 1        # does it run?
 
 On a GPU the stack is timed, beside the loop in the same process; on a CPU what engine=auto takes for a long run
-(processes on two workers), beside the loop in two processes that neither wait nor average.
+(processes on two workers), beside the loop in two processes that neither wait nor average. There the ratio of CPU
+seconds per sample, of all processes together, is printed too: other programs change it less.
 
 Ten clients, batches of 32, inputs drawn at random in the right shape. Each turn times a round of the plain loop
 (ordinary modules, autograd, SGD, the same batches, one client after the other) and a round of the engine, so that load
@@ -17,9 +18,12 @@ layers, 128 tokens) if it is installed, char_transformer otherwise.
 """
 
 import argparse
+import math
 import multiprocessing
+import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -134,19 +138,23 @@ def measure(name: str, case: Case, arguments: argparse.Namespace) -> None:
     print(f"{name}: {how}; {size:,} of {problem.model.num_weights:,} parameters train; ", end="")
     print(f"start-up {time.perf_counter() - began:.1f} s")
     rates: list[tuple[float, float]] = []
+    costs: list[float] = []
     began = time.perf_counter()
     while len(rates) < arguments.turns and (not rates or time.perf_counter() - began < arguments.seconds):
-        loop = in_two_processes(plain) if on_cpu else rate_of(plain)
-        at, before = time.perf_counter(), states[0].totals.samples
+        loop, cost = in_two_processes(plain) if on_cpu else (rate_of(plain), math.nan)
+        at, before, spent = time.perf_counter(), states[0].totals.samples, cpu_seconds(engine)
         states = [settled(each) for each in engine.run_rounds(states)]
         wait(device)
-        rates.append((loop, (states[0].totals.samples - before) / (time.perf_counter() - at)))
+        samples = states[0].totals.samples - before
+        rates.append((loop, samples / (time.perf_counter() - at)))
+        costs.append(cost * samples / (cpu_seconds(engine) - spent))
     loop, ours = np.median(np.array(rates), axis=0)
     ratios = np.array([b / a for a, b in rates])
     memory = f", {torch.cuda.memory_reserved(device) / 2**30:.1f} GiB reserved" if device.type == "cuda" else ""
+    by_cpu = f", by CPU time {np.median(costs):.2f} ({min(costs):.2f} to {max(costs):.2f})" if on_cpu else ""
     print(
         f"  plain loop {loop:10,.0f} samples/s   fedncv {ours:10,.0f} samples/s   {np.median(ratios):.2f} times "
-        f"(of {len(rates)} turns: {ratios.min():.2f} to {ratios.max():.2f}){memory}",
+        f"(of {len(rates)} turns: {ratios.min():.2f} to {ratios.max():.2f}){memory}{by_cpu}",
         flush=True,
     )
     engine.close()
@@ -175,8 +183,18 @@ def rate_of(plain: "PlainLoop") -> float:
     return samples / (time.perf_counter() - began)
 
 
-def in_two_processes(plain: "PlainLoop") -> float:
-    """Return samples/s of two loops at once, each with its half of the clients; the first client is not timed."""
+def cpu_seconds(engine: Engine) -> float:
+    """Return the CPU time so far of this process and of the engine's workers."""
+    fields = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in getattr(engine, "pids", [])]
+    ticks = sum(int(each[11]) + int(each[12]) for each in fields)  # in user and in kernel mode
+    return time.process_time() + ticks / os.sysconf("SC_CLK_TCK")
+
+
+def in_two_processes(plain: "PlainLoop") -> tuple[float, float]:
+    """Return samples/s and CPU seconds per sample of two loops at once, each with its half of the clients.
+
+    Each trains a client before the clock starts.
+    """
     context = multiprocessing.get_context("fork")
     queue = context.SimpleQueue()
 
@@ -184,15 +202,17 @@ def in_two_processes(plain: "PlainLoop") -> float:
         torch.set_num_threads(1)
         plain.ids = plain.ids[half::2]
         plain.round(at_most=1)
-        queue.put(rate_of(plain))
+        at, spent = time.perf_counter(), time.process_time()
+        samples = plain.round()
+        queue.put((samples / (time.perf_counter() - at), (time.process_time() - spent) / samples))
 
     workers = [context.Process(target=run, args=(half,)) for half in range(2)]
     for worker in workers:
         worker.start()
-    rates = [queue.get() for _ in workers]
+    rates, costs = zip(*(queue.get() for _ in workers), strict=True)
     for worker in workers:
         worker.join()
-    return float(sum(rates))
+    return float(sum(rates)), float(np.mean(costs))
 
 
 class PlainLoop:
