@@ -65,6 +65,11 @@ class LiveRun:
     def config(self) -> RunConfig:
         return self.problem.config
 
+    @property
+    def layers_before(self) -> str:
+        """The layers that the run was trained in so far; empty if it has no rounds or no folder."""
+        return self._journal.layers if self._journal is not None else ""
+
     def state_dict(self, client: int | None = None) -> dict[str, Tensor]:
         """Return the model after this round for ``module.load_state_dict``: the shared one, or that of ``client``."""
         return export(self.problem, self.state, client)
@@ -159,7 +164,8 @@ def train(runs: list[LiveRun], *, on_round: OnRound | None = None) -> None:
     try:
         if not runs[0].is_finished:
             with termination.saving_on_sigterm() if saved else contextlib.nullcontext():
-                _train(engine_for([run.problem for run in runs]), runs, on_round)
+                engine = engine_for([run.problem for run in runs], before=[run.layers_before for run in runs])
+                _train(engine, runs, on_round)
     finally:
         for run in runs:
             run.close()

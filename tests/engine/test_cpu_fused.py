@@ -304,6 +304,27 @@ def test_auto_takes_what_was_faster_in_a_trial_and_remembers_it(fresh, monkeypat
 
 
 @needs_compiler
+@pytest.mark.parametrize("first", [True, False])
+def test_a_resumed_run_keeps_its_layers_whatever_a_new_trial_would_find(tmp_path, monkeypatch, capsys, first):
+    monkeypatch.setattr("fedncv.engine.choose.WORTH_FORKING", 0.0)
+    monkeypatch.setattr("fedncv.engine.choose.num_cores", lambda: 1)
+
+    def stop(row):
+        if row["round"] == 1:
+            raise KeyboardInterrupt
+
+    given = {"data": study().dataset, "model": LeNet5}
+    monkeypatch.setattr("fedncv.engine.choose.faster", lambda *_: first)
+    with pytest.raises(KeyboardInterrupt):
+        simulate(**given, clients=3, per_round=2, rounds=2, epochs=1, out=tmp_path / "run", on_round=stop)
+    monkeypatch.setattr("fedncv.engine.choose.faster", lambda *_: not first)
+    resume(tmp_path / "run", **given)
+    clocks = [json.loads(line) for line in (tmp_path / "run" / "timing.jsonl").read_text().splitlines()]
+    assert [row["layers"] for row in clocks] == ["compiled" if first else "torch's"] * 3
+    assert not capsys.readouterr().err
+
+
+@needs_compiler
 def test_a_trial_times_both_kinds_of_layers():
     problem = study()
     found = cpu_trial.measured(problem, fused(problem))

@@ -58,8 +58,11 @@ def decide(problems: Sequence[Problem]) -> Choice:
     return Choice(name, [config.layers == "compiled"] * len(problems))
 
 
-def engine_for(problems: Sequence[Problem]) -> Engine:
-    """Return the engine that ``decide`` names, or the sequential engine if that one cannot run these."""
+def engine_for(problems: Sequence[Problem], *, before: Sequence[str] = ()) -> Engine:
+    """Return the engine that ``decide`` names, or the sequential engine if that one cannot run these.
+
+    ``before`` names the layers of each run that is resumed: they need no trial.
+    """
     config = problems[0].config
     if any(common(problem.config) != common(config) for problem in problems):
         raise ValueError(f"runs of one engine may differ in {', '.join(OWN)} only")
@@ -73,19 +76,19 @@ def engine_for(problems: Sequence[Problem]) -> Engine:
         except CannotStackError as error:
             print(f"stacked: {error}; running one client after the other instead", file=sys.stderr)
             return SequentialEngine(problems)
-    problems = _with_layers(problems, choice.compiled)
+    problems = _with_layers(problems, choice.compiled, before or [""] * len(problems))
     return ProcessesEngine(problems) if choice.engine == "processes" else SequentialEngine(problems)
 
 
-def _with_layers(problems: Sequence[Problem], compiled: list[bool]) -> list[Problem]:
+def _with_layers(problems: Sequence[Problem], compiled: list[bool], before: Sequence[str]) -> list[Problem]:
     """Return the problems with compiled layers if wanted and possible; print why not if layers=compiled.
 
-    With layers=auto only if they were faster in a trial.
+    With layers=auto they are those that the run had before, or else the faster ones in a trial.
     """
     made, reasons = [], []
-    for problem, wanted in zip(problems, compiled, strict=True):
+    for problem, wanted, had in zip(problems, compiled, before, strict=True):
         try:
-            made.append(_compiled(problem) if wanted else problem)
+            made.append(_compiled(problem, had) if wanted else problem)
         except CannotCompileError as error:
             made.append(problem)
             reasons.append(str(error))
@@ -94,9 +97,11 @@ def _with_layers(problems: Sequence[Problem], compiled: list[bool]) -> list[Prob
     return made
 
 
-def _compiled(problem: Problem) -> Problem:
+def _compiled(problem: Problem, before: str) -> Problem:
     other = fused(problem)
-    return other if problem.config.layers == "compiled" or faster(problem, other) else problem
+    if problem.config.layers == "compiled" or before == other.layers:
+        return other
+    return other if not before and faster(problem, other) else problem
 
 
 def _worth_forking(problems: Sequence[Problem]) -> bool:

@@ -13,7 +13,7 @@
 #include <string.h>
 
 /* The sums of a tile, and what they are made of, fill the registers. Where vectors are wider than a register or tiles
-   larger, sums go to memory and back at every product: with AVX2 that took five times as long. */
+   larger, sums go to memory and back at every product: with AVX2 that took ten times as long. */
 #if defined(BYTES) /* of a register; tests try all three */
 #elif defined(__AVX512F__)
 #define BYTES 64

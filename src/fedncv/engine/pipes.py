@@ -1,6 +1,6 @@
 """Messages between the processes of one machine: tensors go from memory to memory, and only the rest is pickled.
 
-Pickling a ResNet-18 (45 MB) copies it six times on each side; here the pipe is the only copy.
+Pickle would copy a ResNet-18 (45 MB) several times on each side; here the pipe makes the only copies.
 """
 
 import io
