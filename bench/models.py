@@ -1,21 +1,30 @@
-"""Measure training samples per second of larger models in the stack, beside a plain PyTorch loop in the same process.
+"""Measure training samples per second of many models beside a plain PyTorch loop.
 
     python bench/models.py --device cuda
     python bench/models.py --device cuda --precision tf32 bf16
+    python bench/models.py --device cpu
     python bench/models.py --device cpu --clients 2 --batches 1 --turns 1        # does it run?
+
+The engine is the one that engine=auto takes; it says which and why. On a GPU it is timed beside the loop in the same
+process; on a CPU (processes on two workers) beside the loop in two processes that neither wait nor average. There the
+ratio of CPU seconds per sample, of all processes together, is printed too: other programs change it less.
 
 Ten clients, batches of 32, inputs drawn at random in the right shape. Each turn times a round of the plain loop
 (ordinary modules, autograd, SGD, the same batches, one client after the other, eager, in the same precision) and a
-round of the engine, so that load slows both alike; the result is the median ratio. The engine is the one that
-engine=auto takes; it prints which and why. With bf16 a second plain loop, in TF32, is timed too.
+round of the engine, so that load slows both alike; the result is the median ratio. With bf16 a second plain loop, in
+TF32, is timed too.
 
 ``lora`` is a transformer with frozen weights and adapters of rank 8: BERT of the library transformers (width 256, 4
 layers, 128 tokens) if it is installed, char_transformer otherwise.
 """
 
 import argparse
+import math
+import multiprocessing
+import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,6 +39,7 @@ from fedncv.data import Clients, Dataset
 from fedncv.engine.arithmetic import arithmetic
 from fedncv.engine.choose import engine_for
 from fedncv.engine.problem import Problem, build, start
+from fedncv.engine.protocol import Engine
 from fedncv.engine.round import draw
 from fedncv.flat import Factory
 from fedncv.models import MODELS, Logits
@@ -73,6 +83,7 @@ def adapted() -> Case:
 
 CASES: dict[str, Callable[[], Case]] = {
     "lenet5": lambda: Case(MODELS["lenet5"], pictures, 10),
+    "mlp": lambda: Case(MODELS["mlp"], pictures, 10),
     "resnet18": lambda: Case(MODELS["resnet18"], pictures, 10),
     "resnet18_bn": lambda: Case(MODELS["resnet18_bn"], pictures, 10),
     "char_lstm": lambda: Case(MODELS["char_lstm"], tokens(80, 80), 80),
@@ -115,88 +126,124 @@ def problem_of(case: Case, precision: Any, arguments: argparse.Namespace) -> Pro
 
 def measure(name: str, case: Case, precision: str, arguments: argparse.Namespace) -> None:
     problem = problem_of(case, precision, arguments)
-    device = problem.model.start_P.device
-    began = time.perf_counter()
+    device, began = problem.model.start_P.device, time.perf_counter()
+    on_cpu = device.type == "cpu"
     with arithmetic(problem.config):
         engine = engine_for([problem])
         states = [start(problem)]
         for _ in range(2):  # graphs are recorded here
             states = [settled(each) for each in engine.run_rounds(states)]
-    loops = {precision: PlainLoop(problem, case, precision)}
-    if precision == "bf16":
-        loops["tf32"] = PlainLoop(problem, case, "tf32")
-    for loop in loops.values():
+    loops = [PlainLoop(problem, case, each) for each in ([precision, "tf32"] if precision == "bf16" else [precision])]
+    for loop in [] if on_cpu else loops:
         loop.round()
     wait(device)
     size = problem.model.layout.num_parameters
-    print(
-        f"{name}, precision={precision}: {engine.name}; {size:,} of {problem.model.num_weights:,} parameters train; ",
-        end="",
-    )
-    print(f"start-up {time.perf_counter() - began:.1f} s")
+    print(f"{name}, precision={precision}: {engine.name}, {engine.layers[0]} layers; ", end="")
+    print(f"{size:,} of {problem.model.num_weights:,} parameters train; start-up {time.perf_counter() - began:.1f} s")
     rates: list[list[float]] = []
+    costs: list[float] = []
     began = time.perf_counter()
     while len(rates) < arguments.turns and (not rates or time.perf_counter() - began < arguments.seconds):
-        turn: list[float] = []
-        for loop in loops.values():
-            at = time.perf_counter()
-            samples = loop.round()
-            wait(device)
-            turn.append(samples / (time.perf_counter() - at))
-        at = time.perf_counter()
+        timed = [in_two_processes(loop) if on_cpu else (rate_of(loop), math.nan) for loop in loops]
+        at, before, spent = time.perf_counter(), states[0].totals.samples, cpu_seconds(engine)
         with arithmetic(problem.config):
             states = [settled(each) for each in engine.run_rounds(states)]
             wait(device)
-        rates.append([*turn, samples / (time.perf_counter() - at)])
+        samples = states[0].totals.samples - before
+        rates.append([*(rate for rate, _ in timed), samples / (time.perf_counter() - at)])
+        costs.append(timed[0][1] * samples / (cpu_seconds(engine) - spent))
     ours = np.array(rates)[:, -1]
     memory = f", {torch.cuda.memory_reserved(device) / 2**30:.1f} GiB reserved" if device.type == "cuda" else ""
-    for i, plain in enumerate(loops):
+    by_cpu = f", by CPU time {np.median(costs):.2f} ({min(costs):.2f} to {max(costs):.2f})" if on_cpu else ""
+    for i, loop in enumerate(loops):
         theirs = np.array(rates)[:, i]
         ratios = ours / theirs
         print(
-            f"  plain loop in {plain} {np.median(theirs):9,.0f} samples/s   fedncv {np.median(ours):9,.0f} samples/s   "
-            f"{np.median(ratios):.2f} times (of {len(rates)} turns: {ratios.min():.2f} to {ratios.max():.2f}){memory}",
+            f"  plain loop in {loop.precision} {np.median(theirs):9,.0f} samples/s   fedncv {np.median(ours):9,.0f} "
+            f"samples/s   {np.median(ratios):.2f} times (of {len(rates)} turns: {ratios.min():.2f} to "
+            f"{ratios.max():.2f}){memory}{by_cpu}",
             flush=True,
         )
     engine.close()
-    del engine, loops
     if device.type == "cuda":
+        del engine, loops
         torch.cuda.empty_cache()
+
+
+def rate_of(plain: "PlainLoop") -> float:
+    """Return samples/s of a round."""
+    began = time.perf_counter()
+    samples = plain.round()
+    wait(plain.device)
+    return samples / (time.perf_counter() - began)
+
+
+def cpu_seconds(engine: Engine) -> float:
+    """Return the CPU time so far of this process and of the engine's workers."""
+    fields = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in getattr(engine, "pids", [])]
+    ticks = sum(int(each[11]) + int(each[12]) for each in fields)  # in user and in kernel mode
+    return time.process_time() + ticks / os.sysconf("SC_CLK_TCK")
+
+
+def in_two_processes(plain: "PlainLoop") -> tuple[float, float]:
+    """Return samples/s and CPU seconds per sample of two loops at once, each with its half of the clients.
+
+    Each trains a client before the clock starts.
+    """
+    context = multiprocessing.get_context("fork")
+    queue = context.SimpleQueue()
+
+    def run(half: int) -> None:
+        torch.set_num_threads(1)
+        plain.ids = plain.ids[half::2]
+        plain.round(at_most=1)
+        at, spent = time.perf_counter(), time.process_time()
+        samples = plain.round()
+        queue.put((samples / (time.perf_counter() - at), (time.process_time() - spent) / samples))
+
+    workers = [context.Process(target=run, args=(half,)) for half in range(2)]
+    for worker in workers:
+        worker.start()
+    rates, costs = zip(*(queue.get() for _ in workers), strict=True)
+    for worker in workers:
+        worker.join()
+    return float(sum(rates)), float(np.mean(costs))
 
 
 class PlainLoop:
     """A module and an optimizer; one client after the other, each from the same weights."""
 
     def __init__(self, problem: Problem, case: Case, precision: str) -> None:
-        self._problem, self._precision = problem, precision
-        self._device = problem.model.start_P.device
+        self._problem, self.precision = problem, precision
+        self.device = problem.model.start_P.device
         dataset = problem.dataset
-        self._module = case.factory(tuple(dataset.x.shape[1:]), dataset.num_classes).to(self._device).train()
+        self._module = case.factory(tuple(dataset.x.shape[1:]), dataset.num_classes).to(self.device).train()
         self._trained = [p for p in self._module.parameters() if p.requires_grad]
         self._start = [p.detach().clone() for p in self._trained]
+        self.ids = draw(problem, 0).ids
 
-    def round(self) -> int:
-        """Train all clients of a round; return the number of samples."""
+    def round(self, at_most: int | None = None) -> int:
+        """Train the clients of a round; return the number of samples."""
         matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
         before = matmul.allow_tf32, cudnn.allow_tf32
-        if self._precision in ("float32", "tf32"):
-            matmul.allow_tf32 = cudnn.allow_tf32 = self._precision == "tf32"
+        if self.precision in ("float32", "tf32"):
+            matmul.allow_tf32 = cudnn.allow_tf32 = self.precision == "tf32"
         try:
-            with torch.autocast(self._device.type, torch.bfloat16, enabled=self._precision == "bf16"):
-                return self._round()
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
+                return self._round(at_most)
         finally:
             matmul.allow_tf32, cudnn.allow_tf32 = before
 
-    def _round(self) -> int:
+    def _round(self, at_most: int | None) -> int:
         problem, samples = self._problem, 0
-        for u in draw(problem, 0).ids:
+        for u in self.ids[:at_most]:
             with torch.no_grad():
                 for parameter, value in zip(self._trained, self._start, strict=True):
                     parameter.copy_(value)
             optimizer = torch.optim.SGD(self._trained, lr=problem.config.lr)
-            index = torch.from_numpy(problem.clients.train[u]).to(self._device)
+            index = torch.from_numpy(problem.clients.train[u]).to(self.device)
             x, y = problem.dataset.inputs(index, torch.float32), problem.dataset.y[index]
-            for rows in torch.split(torch.randperm(len(index), device=self._device), problem.config.batch_size):
+            for rows in torch.split(torch.randperm(len(index), device=self.device), problem.config.batch_size):
                 optimizer.zero_grad()
                 torch.autograd.backward(nn.functional.cross_entropy(self._module(x[rows]), y[rows]))
                 optimizer.step()

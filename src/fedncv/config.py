@@ -248,7 +248,7 @@ class Settings:
     layers: Literal["auto", "torch", "compiled"] = setting(
         "auto", "machine", simulation_only="every client uses torch's layers"
     )
-    """Layers of torch, or compiled for this CPU (equal up to rounding); auto: compiled for long runs if engine=auto."""
+    """Torch's layers, or compiled for the CPU (equal up to rounding); auto: the faster for long runs if engine=auto."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -181,15 +181,6 @@ def read_config(folder: Path) -> RunConfig:
     return from_dict(read_toml(folder / CONFIG), where=str(folder / CONFIG))
 
 
-def trained_with(folder: Path) -> str:
-    """Return the engine that last trained the run, or "" if that is not recorded."""
-    try:
-        lines = (folder / MACHINE).read_text(encoding="utf-8").splitlines()
-        return str(json.loads(lines[-1])["engine"])
-    except (OSError, ValueError, KeyError, IndexError, TypeError):
-        return ""
-
-
 def read_rows(folder: Path) -> list[dict[str, Any]]:
     """Return the rows of metrics.jsonl, without a last line that a crash cut short. Raise ValueError if damaged."""
     path = folder / METRICS

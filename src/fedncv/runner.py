@@ -29,7 +29,7 @@ from fedncv.export import export
 from fedncv.objects import again, check_code
 from fedncv.observatory import at_model
 from fedncv.probe import find_probe
-from fedncv.results import ACCURACY, read_config, read_rows, trained_with
+from fedncv.results import ACCURACY, read_config, read_rows
 
 Row = dict[str, Any]
 OnRound = Callable[["LiveRun", Row], None]
@@ -66,6 +66,11 @@ class LiveRun:
     def config(self) -> RunConfig:
         return self.problem.config
 
+    @property
+    def layers_before(self) -> str:
+        """The layers that the run was trained in so far; empty if it has no rounds or no folder."""
+        return self._journal.layers if self._journal is not None else ""
+
     def state_dict(self, client: int | None = None) -> dict[str, Tensor]:
         """Return the model after this round for ``module.load_state_dict``: the shared one, or that of ``client``."""
         return export(self.problem, self.state, client)
@@ -73,11 +78,6 @@ class LiveRun:
     def stop(self, reason: str) -> None:
         """End the run after this round. It keeps a checkpoint and can be resumed; its last row says why it ended."""
         self.stopped = str(reason) or "no reason given"
-
-    @property
-    def recorded_engine(self) -> str:
-        """The engine that trained the rounds so far; empty if there are none, or no folder."""
-        return trained_with(self.folder) if self.folder is not None and self.state.round else ""
 
     def begin(self, engine: str, layers: str, why: str) -> None:
         """Record the engine and why it was chosen, the layers, the machine and the partition."""
@@ -165,8 +165,8 @@ def train(runs: list[LiveRun], *, on_round: OnRound | None = None) -> None:
         if not runs[0].is_finished:
             saving = termination.saving_on_sigterm() if saved else contextlib.nullcontext()
             with saving, arithmetic(runs[0].config):
-                recorded = runs[0].recorded_engine
-                _train(engine_for([run.problem for run in runs], recorded=recorded), runs, on_round)
+                engine = engine_for([run.problem for run in runs], before=[run.layers_before for run in runs])
+                _train(engine, runs, on_round)
     finally:
         for run in runs:
             run.close()

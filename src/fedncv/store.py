@@ -195,9 +195,14 @@ class Journal:
         for path, rows in all_rows(state):
             rows.file.place(folder / _rows_name(path))
 
+    @property
+    def layers(self) -> str:
+        """The layers of the latest round, as ``trains_in`` recorded them; empty before the first round."""
+        return str(_last_timing(self._folder).get("layers", "")) if self._complete[0].round else ""
+
     def trains_in(self, layers: str) -> None:
         """Record the layers of the next rounds. Print a line if they changed: the last bits then differ."""
-        before = _last_timing(self._folder).get("layers", layers) if self._complete[0].round else layers
+        before = self.layers or layers
         if before != layers:
             print(
                 f"{self._folder}: {before} layers until round {self._complete[0].round}, {layers} layers from now on; "

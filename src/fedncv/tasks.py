@@ -23,6 +23,8 @@ class Task(NamedTuple):
 
 
 def _per_row(values: Tensor) -> Tensor:
+    if values.dim() == 1:
+        return values
     return values.reshape(values.shape[0], -1).mean(dim=1)
 
 

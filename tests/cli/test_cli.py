@@ -337,9 +337,9 @@ def test_several_seeds_share_an_engine_and_have_the_bytes_of_single_runs(tmp_pat
     command, methods = ["run", *QUICK, "--eval-every", "1"], ("fedavg", "fedper")
     engines = []
 
-    def noted(problems, *, recorded):
+    def noted(problems, *, before):
         engines.append([problem.config.seed for problem in problems])
-        return engine_for(problems, recorded=recorded)
+        return engine_for(problems, before=before)
 
     monkeypatch.setattr("fedncv.runner.engine_for", noted)
     assert main([*command, "--method", *methods, "--seeds", "0", "1", "2", "--out", str(tmp_path / "all")]) == 0

@@ -16,7 +16,7 @@ from torch.testing import assert_close
 
 from fedncv.config import RunConfig
 from fedncv.data import Dataset
-from fedncv.engine import cpu_library, gradients
+from fedncv.engine import cpu_library, cpu_trial, gradients
 from fedncv.engine.choose import decide, engine_for
 from fedncv.engine.cpu_fused import CannotCompileError, FusedConv, fuse, fused, lanes
 from fedncv.engine.cpu_library import library
@@ -280,8 +280,60 @@ def test_transforms_of_functions_take_torchs_layers():
     assert torch.equal(gradient(fused(problem).model), gradient(problem.model))
 
 
+@pytest.fixture
+def win(monkeypatch):
+    """Compiled layers win their trial, whatever the clock says."""
+    monkeypatch.setattr("fedncv.engine.choose.faster", lambda *_: True)
+
+
 @needs_compiler
-def test_auto_takes_compiled_layers_for_much_work_alone_as_in_company(monkeypatch):
+@pytest.mark.parametrize("seconds", [0.1, 0.3])
+def test_auto_takes_what_was_faster_in_a_trial_and_remembers_it(fresh, monkeypatch, seconds):
+    """Torch's layers take 0.2 s. A second run has the layers of the first, whatever a second trial would find."""
+    monkeypatch.setattr("fedncv.engine.choose.WORTH_FORKING", 0.0)
+    monkeypatch.setattr("fedncv.engine.choose.num_cores", lambda: 1)
+    trials = []
+    for compiled in (seconds, 0.4 - seconds):
+        found = {"torch": 0.2, "compiled": compiled}
+        monkeypatch.setattr(cpu_trial, "measured", lambda *_, found=found: trials.append(found) or found)
+        assert has_compiled(engine_for([study()]).problems[0]) == (seconds < 0.2)
+        assert has_compiled(engine_for([study(layers="compiled")]).problems[0])
+    assert len(trials) == 1
+    engine_for([study(batch_size=5)])
+    assert len(trials) == 2  # other steps have a trial of their own
+
+
+@needs_compiler
+@pytest.mark.parametrize("first", [True, False])
+def test_a_resumed_run_keeps_its_layers_whatever_a_new_trial_would_find(tmp_path, monkeypatch, capsys, first):
+    monkeypatch.setattr("fedncv.engine.choose.WORTH_FORKING", 0.0)
+    monkeypatch.setattr("fedncv.engine.choose.num_cores", lambda: 1)
+
+    def stop(row):
+        if row["round"] == 1:
+            raise KeyboardInterrupt
+
+    given = {"data": study().dataset, "model": LeNet5}
+    monkeypatch.setattr("fedncv.engine.choose.faster", lambda *_: first)
+    with pytest.raises(KeyboardInterrupt):
+        simulate(**given, clients=3, per_round=2, rounds=2, epochs=1, out=tmp_path / "run", on_round=stop)
+    monkeypatch.setattr("fedncv.engine.choose.faster", lambda *_: not first)
+    resume(tmp_path / "run", **given)
+    clocks = [json.loads(line) for line in (tmp_path / "run" / "timing.jsonl").read_text().splitlines()]
+    assert [row["layers"] for row in clocks] == ["compiled" if first else "torch's"] * 3
+    assert not capsys.readouterr().err
+
+
+@needs_compiler
+def test_a_trial_times_both_kinds_of_layers():
+    problem = study()
+    found = cpu_trial.measured(problem, fused(problem))
+    assert set(found) == {"torch", "compiled"}
+    assert all(seconds > 0 for seconds in found.values())
+
+
+@needs_compiler
+def test_auto_takes_compiled_layers_for_much_work_alone_as_in_company(monkeypatch, win):
     """A run of W sample-parameters is compiled above the threshold, whatever runs beside it."""
     problem, other = study(), study(seed=1)
     work = 60 * 0.75 * (2 / 3) * 3 * problem.model.layout.num_parameters  # test share 1/4, 2 of 3 clients, 3 rounds
@@ -294,7 +346,7 @@ def test_auto_takes_compiled_layers_for_much_work_alone_as_in_company(monkeypatc
 
 
 @needs_compiler
-def test_a_named_engine_keeps_torchs_layers_unless_compiled_ones_are_asked_for(monkeypatch):
+def test_a_named_engine_keeps_torchs_layers_unless_compiled_ones_are_asked_for(monkeypatch, win):
     assert isinstance(engine_for([study(layers="compiled")]), SequentialEngine)
     monkeypatch.setattr("fedncv.engine.choose.WORTH_FORKING", 0.0)
     monkeypatch.setattr("fedncv.engine.choose.num_cores", lambda: 2)
@@ -388,6 +440,20 @@ def test_a_compiler_that_fails_is_named(fresh, monkeypatch, capsys, compiler, re
 def test_a_compiler_may_be_named_with_options(fresh, monkeypatch):
     monkeypatch.setenv("CC", "cc -g0")
     assert library(torch.float32) is not None
+
+
+@needs_compiler
+@pytest.mark.parametrize("width", [16, 32, 64])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_vectors_of_every_width_give_torchs_numbers(fresh, monkeypatch, width, dtype):
+    monkeypatch.setenv("CC", f"cc -DBYTES={width} -Wno-psabi")
+    plain = layers(3, 7, 3, dtype=dtype)
+    ours = copy.deepcopy(plain)
+    fuse(ours)
+    for samples in (1, 5, 19):
+        x, g = torch.randn(samples, 3, 9, 11, dtype=dtype), torch.randn(samples, 7, 3, 4, dtype=dtype)
+        for result, expected in zip(pass_through(ours, x, g), pass_through(plain, x, g), strict=True):
+            assert_close(result, expected, rtol=1e-3, atol=1e-3)
 
 
 @needs_compiler

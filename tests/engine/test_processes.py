@@ -12,8 +12,8 @@ from federations import FULL_FEDNCV, Tiny, everyone, tiny
 from fedncv.engine import evaluate, processes
 from fedncv.engine.choose import engine_for
 from fedncv.engine.gradients import of_run
-from fedncv.engine.problem import DivergedError, start
-from fedncv.engine.processes import ProcessesEngine, WorkerError, can_fork
+from fedncv.engine.problem import Arrival, DivergedError, start
+from fedncv.engine.processes import Job, Pace, ProcessesEngine, WorkerError, can_fork, num_samples
 from fedncv.engine.sequential import SequentialEngine, run_round
 from fedncv.simulation import simulate, simulate_many
 from fedncv.tree import leaves
@@ -66,6 +66,29 @@ def test_some_runs_go_on_with_the_engine_of_all(kind):
             assert some.pids == engine.pids
     finally:
         engine.close()
+
+
+def test_jobs_are_planned_by_samples_and_shares_first_then_by_measured_time():
+    problem = tiny("fedavg", sizes=(20, 8, 9))
+
+    def job(client, kind="train", share=1.0):
+        return Job(kind, 0, 0, Arrival(client, (), torch.empty(0), None), share)
+
+    def order(jobs):
+        return sorted(range(len(jobs)), key=lambda i: -pace.expected(jobs[i], num_samples(problem, jobs[i])))
+
+    pace, jobs = Pace(), [job(0, share=0.1), job(1), job(2)]
+    assert [num_samples(problem, each) for each in jobs] == [
+        share * len(problem.clients.train[u]) for u, share in enumerate((0.1, 1.0, 1.0))
+    ]
+    assert num_samples(problem, job(0, "before")) == len(problem.clients.test[0])
+    assert order(jobs) == [2, 1, 0]
+    pace.record(jobs[2], 10, 1.0)
+    pace.record(jobs[1], 10, 2.0)  # client 1 is slower; client 0 has the latest pace of the run
+    assert order(jobs) == [1, 2, 0]
+    pace.record(jobs[0], 1, 1000.0)
+    assert order(jobs) == [0, 1, 2]
+    assert pace.expected(job(1, "before"), 7) == 7  # another kind, not measured
 
 
 class Fatal(Tiny):

@@ -12,6 +12,7 @@ import torch
 from fedncv.config import RunConfig, named
 from fedncv.engine.arithmetic import EXACT
 from fedncv.engine.cpu_fused import CannotCompileError, fused
+from fedncv.engine.cpu_trial import faster
 from fedncv.engine.problem import Problem, start
 from fedncv.engine.processes import ProcessesEngine, can_fork, num_cores
 from fedncv.engine.protocol import Engine
@@ -48,9 +49,10 @@ def decide(problems: Sequence[Problem]) -> Choice:
              faster of both in a trial (``on_gpu``). On a CPU stacking is slower than one client at a time, so it is
              processes if there are several cores and enough work to be worth a fork, and sequential otherwise. Both
              give the same bits.
-    layers   compiled on a CPU if a run has enough work to be worth compiling and engine=auto. Compiled layers agree
-             with torch's only up to rounding, so a run with a named engine keeps torch's layers and their bits.
-             The layers of a run depend only on its own settings, not on the other runs.
+    layers   compiled on a CPU if a run has enough work to be worth compiling, engine=auto, and a trial finds them
+             faster on this machine. Compiled layers agree with torch's only up to rounding, so a run with a named
+             engine keeps torch's layers and their bits. The layers of a run depend only on its own settings and the
+             machine, not on the other runs.
     """
     config, on_gpu = problems[0].config, problems[0].model.start_P.is_cuda
     name = config.engine
@@ -70,23 +72,22 @@ def decide(problems: Sequence[Problem]) -> Choice:
     return Choice(name, [config.layers == "compiled"] * len(problems))
 
 
-def engine_for(problems: Sequence[Problem], *, recorded: str = "") -> Engine:
+def engine_for(problems: Sequence[Problem], *, before: Sequence[str] = ()) -> Engine:
     """Return the engine that ``decide`` names, or the sequential engine if that one cannot run these.
 
-    ``recorded`` is the engine that began these runs, if they are resumed: engine=auto then makes no trial, because the
-    last digits of a run depend on its engine.
+    ``before`` names the layers of each run that is resumed: they need no trial, and the last digits depend on them.
     """
     config = problems[0].config
     if any(common(problem.config) != common(config) for problem in problems):
         raise ValueError(f"runs of one engine may differ in {', '.join(OWN)} only")
     choice = decide(problems)
     if choice.engine in ("stacked", "streams"):
-        return on_gpu(problems, recorded=recorded) or SequentialEngine(problems)
-    problems = _with_layers(problems, choice.compiled)
+        return on_gpu(problems, before=before) or SequentialEngine(problems)
+    problems = _with_layers(problems, choice.compiled, before or [""] * len(problems))
     return ProcessesEngine(problems) if choice.engine == "processes" else SequentialEngine(problems)
 
 
-def on_gpu(problems: Sequence[Problem], *, recorded: str = "") -> "ScoringEngine | None":
+def on_gpu(problems: Sequence[Problem], *, before: Sequence[str] = ()) -> "ScoringEngine | None":
     """Return the engine that trains these runs together, or None if they cannot be; print the reason.
 
     engine=auto on a GPU tries both ways for a few steps and takes the faster one.
@@ -95,7 +96,7 @@ def on_gpu(problems: Sequence[Problem], *, recorded: str = "") -> "ScoringEngine
     from fedncv.engine.stacked_scores import ScoringEngine
 
     config, failed = problems[0].config, ""
-    ways = _ways(config.engine, recorded, on_gpu=problems[0].model.start_P.is_cuda)
+    ways = _ways(config.engine, before[0] if before else "", on_gpu=problems[0].model.start_P.is_cuda)
     made: list[ScoringEngine] = []
     for way in ways:
         try:
@@ -111,11 +112,12 @@ def on_gpu(problems: Sequence[Problem], *, recorded: str = "") -> "ScoringEngine
     return _faster(made) if len(made) > 1 else made[0]
 
 
-def _ways(engine: str, recorded: str, *, on_gpu: bool) -> "list[Way]":
-    """Return the ways to try: both for engine=auto on a GPU, unless the run was begun with one of them."""
-    if engine == "auto" and on_gpu and recorded not in ("stacked", "streams"):
-        return ["stacked", "streams"]
-    return ["streams" if "streams" in (engine, recorded) and engine != "stacked" else "stacked"]
+def _ways(engine: str, before: str, *, on_gpu: bool) -> "list[Way]":
+    """Return the ways to try: both for engine=auto on a GPU, unless the run was begun in one of them."""
+    way = before.partition(",")[0] if engine == "auto" else engine
+    if way in ("stacked", "streams"):
+        return ["streams" if way == "streams" else "stacked"]
+    return ["stacked", "streams"] if on_gpu else ["stacked"]
 
 
 def _faster(engines: "list[ScoringEngine]") -> "ScoringEngine":
@@ -155,18 +157,28 @@ def _samples_per_second(engine: "ScoringEngine") -> float:
     return float(plan.counts.samples_KF.sum() / min(seconds[1:]))
 
 
-def _with_layers(problems: Sequence[Problem], compiled: list[bool]) -> list[Problem]:
-    """Return the problems with compiled layers if wanted and possible; print why not if layers=compiled."""
+def _with_layers(problems: Sequence[Problem], compiled: list[bool], before: Sequence[str]) -> list[Problem]:
+    """Return the problems with compiled layers if wanted and possible; print why not if layers=compiled.
+
+    With layers=auto they are those that the run had before, or else the faster ones in a trial.
+    """
     made, reasons = [], []
-    for problem, wanted in zip(problems, compiled, strict=True):
+    for problem, wanted, had in zip(problems, compiled, before, strict=True):
         try:
-            made.append(fused(problem) if wanted else problem)
+            made.append(_compiled(problem, had) if wanted else problem)
         except CannotCompileError as error:
             made.append(problem)
             reasons.append(str(error))
     if reasons and problems[0].config.layers == "compiled":
         print(f"layers=compiled: {reasons[0]}; torch's layers are used instead", file=sys.stderr)
     return made
+
+
+def _compiled(problem: Problem, before: str) -> Problem:
+    other = fused(problem)
+    if problem.config.layers == "compiled" or before == other.layers:
+        return other
+    return other if not before and faster(problem, other) else problem
 
 
 def _worth_forking(problems: Sequence[Problem]) -> bool:

@@ -12,14 +12,31 @@
 #include <stddef.h>
 #include <string.h>
 
-#define LANES ((int)(64 / sizeof(REAL)))
-#define MOST_CHANNELS 4 /* of a tile: 4 x 7 sums, and what they are made of, fill 32 registers */
+/* The sums of a tile, and what they are made of, fill the registers. Where vectors are wider than a register or tiles
+   larger, sums go to memory and back at every product: with AVX2 that took ten times as long. */
+#if defined(BYTES) /* of a register; tests try all three */
+#elif defined(__AVX512F__)
+#define BYTES 64
+#elif defined(__AVX__)
+#define BYTES 32
+#else
+#define BYTES 16
+#endif
+#if defined(__AVX512F__) || defined(__aarch64__) /* 32 registers */
+#define MOST_CHANNELS 4
 #define MOST_COLUMNS 7
+#define MOST_FILTERS 4
+#else /* 16 */
+#define MOST_CHANNELS 3
+#define MOST_COLUMNS 4
+#define MOST_FILTERS 2
+#endif
 #define MOST_TAPS 5
+#define LANES ((int)(BYTES / sizeof(REAL)))
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 8")
 
-typedef REAL vec __attribute__((vector_size(64)));
+typedef REAL vec __attribute__((vector_size(BYTES)));
 typedef __typeof__((vec){0} < (vec){0}) mask;
 
 typedef struct {
@@ -78,6 +95,7 @@ typedef struct {
 } Tile;
 
 INLINE void sum_tile(const int O, const int W, const Tile t) {
+    if (O > MOST_CHANNELS || W > MOST_COLUMNS) return; /* never called */
     vec sum[MOST_CHANNELS][MOST_COLUMNS];
     UNROLL for (int o = 0; o < O; o++)
         UNROLL for (int w = 0; w < W; w++) sum[o][w] = (vec){0} + (t.bias ? t.bias[o] : 0);
@@ -130,7 +148,8 @@ static void group_filters(const REAL *w, Shape s, int turned, REAL *filters) {
 /* ---- gradient of the filters: sum[o][j] += sum_w g[o][w] x[w + j], one row of one channel ---- */
 
 INLINE void add_taps(const int O, const int J, const vec *g, size_t plane, const vec *x, int width, vec *sums, size_t filter) {
-    vec sum[MOST_CHANNELS][MOST_TAPS];
+    if (O > MOST_FILTERS) return; /* never called */
+    vec sum[MOST_FILTERS][MOST_TAPS];
     UNROLL for (int o = 0; o < O; o++)
         UNROLL for (int j = 0; j < J; j++) sum[o][j] = sums[o * filter + j];
     for (int w = 0; w < width; w++)
@@ -148,7 +167,7 @@ static void taps(int channels, int num, const vec *g, size_t plane, const vec *x
 
 static void add_filter_gradient(Shape s, const vec *x, const vec *g, size_t g_plane, size_t g_row, vec *sums) {
     int height = s.height - s.rows + 1, width = s.width - s.columns + 1;
-    int groups = pieces(s.out, MOST_CHANNELS), strips = pieces(s.columns, MOST_TAPS);
+    int groups = pieces(s.out, MOST_FILTERS), strips = pieces(s.columns, MOST_TAPS);
     size_t filter = (size_t)s.in * s.rows * s.columns;
     for (int h = 0; h < height; h++)
         for (int p = 0; p < groups; p++) {

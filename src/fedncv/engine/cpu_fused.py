@@ -6,6 +6,7 @@ vector holds one pixel of many samples (cpu_block.c), which is as good for three
 
 import ctypes
 from collections.abc import Callable
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from fedncv.engine.problem import Problem
 from fedncv.flat import Model
 from fedncv.keys import key_for
 
-VECTOR_BYTES = 64
+VECTOR_BYTES = 64  # of the widest vector; memory for it is enough for narrower ones (cpu_block.c)
 TRIAL = 5  # samples on which both models are compared before the compiled one is used
 
 
@@ -34,12 +35,13 @@ class Block(torch.autograd.Function):
         x, w = x.contiguous(), w.contiguous()
         s = ctx.shape = Shape(*x.shape, len(w), *w.shape[2:])
         height, width, samples = s.height - s.rows + 1, s.width - s.columns + 1, padded(s.samples, x.dtype)
-        ctx.packed, ctx.z = x.new_empty(x[0].numel() * samples), x.new_empty(len(w) * height * width * samples)
-        ctx.mean, ctx.rstd = torch.empty_like(gamma), torch.empty_like(gamma)
-        out, filters = x.new_empty(len(x), len(w), height // 2, width // 2), torch.empty_like(w)
+        sizes = (s.inputs * s.height * s.width * samples, s.outputs * height * width * samples, w.numel())
+        ctx.kept, (packed, z, filters, mean, rstd) = _room(x, *sizes, s.outputs, s.outputs)
+        ctx.kept_at = packed, z, mean, rstd
+        out = x.new_empty(s.samples, s.outputs, height // 2, width // 2)
         _library(x.dtype).forward(
             s, *_pointers(x, w, bias, gamma, beta, running_mean, running_var), eps, momentum,
-            *_pointers(ctx.packed, ctx.z, ctx.mean, ctx.rstd, filters, out),
+            packed, z, mean, rstd, filters, out.data_ptr(),
         )  # fmt: skip
         ctx.save_for_backward(w, gamma, beta)
         return out
@@ -51,29 +53,25 @@ class Block(torch.autograd.Function):
         w, gamma, beta = ctx.saved_tensors
         s, one, samples = ctx.shape, lanes(g.dtype), padded(ctx.shape.samples, g.dtype)
         height, row = s.height - s.rows + 1, s.width + s.columns - 1  # with a margin on both sides
+        pixels, pooled = s.inputs * s.height * s.width, s.outputs * (height // 2) * ((s.width - s.columns + 1) // 2)
         dx = g.new_empty(s.samples, s.inputs, s.height, s.width) if ctx.needs_input_grad[0] else None
-        scratch = (
-            g.new_empty(g[0].numel() * samples),
-            g.new_empty(s.outputs * height * row * samples),
-            g.new_empty(w.numel() * one),
-            None if dx is None else g.new_empty(dx[0].numel() * one),
-            torch.empty_like(w),
-        )
+        sizes = (pooled * samples, s.outputs * height * row * samples, w.numel() * one, pixels * one, w.numel())
+        _held, scratch = _room(g, *sizes)
         dw, dgamma, dbeta = torch.empty_like(w), torch.empty_like(gamma), torch.empty_like(beta)
         _library(g.dtype).backward(
-            s, *_pointers(g, w, gamma, beta, ctx.packed, ctx.z, ctx.mean, ctx.rstd, *scratch, dx, dw, dgamma, dbeta)
+            s, *_pointers(g, w, gamma, beta), *ctx.kept_at, *scratch, *_pointers(dx, dw, dgamma, dbeta)
         )
         dbias = g.new_zeros(s.outputs) if ctx.needs_input_grad[2] else None
         return dx, dw, dbias, dgamma, dbeta, None, None, None, None
 
 
 def lanes(dtype: torch.dtype) -> int:
-    """Return the number of samples in a vector."""
+    """Return the number of samples in the widest vector."""
     return VECTOR_BYTES // dtype.itemsize
 
 
 def padded(samples: int, dtype: torch.dtype) -> int:
-    """Return the number of samples, rounded up to whole vectors."""
+    """Return the number of samples, rounded up to the widest vectors."""
     return -(-samples // lanes(dtype)) * lanes(dtype)
 
 
@@ -86,6 +84,13 @@ def _library(dtype: torch.dtype) -> ctypes.CDLL:
 def _pointers(*tensors: Tensor | None) -> list[int | None]:
     """Return the addresses; the caller must keep the tensors alive."""
     return [None if tensor is None else tensor.data_ptr() for tensor in tensors]
+
+
+def _room(like: Tensor, *sizes: int) -> tuple[Tensor, list[int]]:
+    """Return memory, to be held as long as it is used, and the addresses in it of so many numbers each."""
+    starts = [0, *accumulate(padded(size, like.dtype) for size in sizes)]  # of whole vectors
+    room = like.new_empty(starts[-1])
+    return room, [room.data_ptr() + start * like.dtype.itemsize for start in starts[:-1]]
 
 
 class FusedConv(nn.Module):
@@ -169,15 +174,18 @@ def fused(problem: Problem) -> Problem:
 
 def agree(model: Model, other: Model, inputs: Tensor) -> bool:
     """Return whether both give the same logits, features, statistics and gradient; a module may use layers oddly."""
-    results = []
-    for each in (model, other):
-        leaf_P = each.start_P.detach().requires_grad_()
-        with torch.enable_grad():
-            output, b_R = each.forward(leaf_P, each.start_R, inputs, mode="train", key=key_for(0, "trial"))
-            (g_P,) = torch.autograd.grad(output.logits_BC.sin().sum(), leaf_P)
-        results.append((output.logits_BC, output.features_BF, b_R, g_P))
+    results = [one_pass(each, inputs) for each in (model, other)]
     close = [a.shape == b.shape and torch.allclose(a, b, rtol=1e-3, atol=1e-3) for a, b in zip(*results, strict=True)]
     return all(close)
+
+
+def one_pass(model: Model, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return logits, features, running statistics and a gradient of a training pass at the start."""
+    leaf_P = model.start_P.detach().requires_grad_()
+    with torch.enable_grad():
+        output, b_R = model.forward(leaf_P, model.start_R, inputs, mode="train", key=key_for(0, "trial"))
+        (g_P,) = torch.autograd.grad(output.logits_BC.sin().sum(), leaf_P)
+    return output.logits_BC, output.features_BF, b_R, g_P
 
 
 def fuse(module: nn.Module) -> int:

@@ -76,7 +76,8 @@ def train(problem: Problem, round: int, arrival: Arrival, *, share: float = 1.0)
     if not sum(trained):
         return None
     inputs, targets = problem.dataset.inputs(index, problem.dtype), problem.dataset.y[index]
-    step_keys = fold(key_for(config.seed, "step", round, u), torch.arange(len(steps))).to(inputs.device)
+    step_keys = fold(key_for(config.seed, "step", round, u), torch.arange(len(steps))).to(inputs.device).unbind()
+    ones = {size: inputs.new_ones(size, dtype=problem.dtype) for size in {len(step.rows) for step in steps}}
     lr = lr_of(problem, round)
 
     opening = problem.ask(u, buffers_R, round)
@@ -102,7 +103,7 @@ def train(problem: Problem, round: int, arrival: Arrival, *, share: float = 1.0)
         )
         rows = step.rows.to(inputs.device)
         x = inputs.index_select(0, rows)
-        batch = Batch(x, targets.index_select(0, rows), x.new_ones(len(x), dtype=problem.dtype), step.number)
+        batch = Batch(x, targets.index_select(0, rows), ones[len(x)], step.number)
         g_P, scratch = method.direction(ask, y_P, batch, down, own, scratch)
         y_P, state = local_step(problem.optimizer, phase, model.layout, g_P, state, y_P, lr)
         buffers_R = ask.notes.buffers_R

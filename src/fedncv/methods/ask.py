@@ -34,6 +34,9 @@ class Client(NamedTuple):
     label_counts_C: Tensor
 
 
+NOTHING = torch.zeros(())
+
+
 class Notes:
     """Record for the engine: the running statistics after a step, and the number of calls."""
 
@@ -44,7 +47,7 @@ class Notes:
         """Running statistics after the latest pass in mode "train"."""
         self.num_gradients = 0
         self.num_forwards = 0
-        self.value = torch.zeros(())
+        self.value = NOTHING
         """The loss at the latest gradient."""
         self.saw_round = False
         """Whether the round number was read; a recorded step that used it is valid for one round only."""
