@@ -119,32 +119,41 @@ def test_of_two_places_with_one_name_the_whole_one_is_taken(tmp_path):
 
 
 def test_rows_that_fit_stay_in_memory():
-    tree = ({}, (torch.zeros(2), {}))
-    for room, kind in ((2 * 10 * 16, dict), (2 * 10 * 16 - 1, Rows)):  # two of 10 clients' rows of 16 bytes
+    """Two dictionaries of 10 clients' rows, 16 bytes each: the second goes to a file if there is room for one only."""
+    tree, row = ({}, (torch.zeros(2), {})), {3: torch.zeros(2).double()}
+    for room, kinds in ((2 * 10 * 16, [dict, dict]), (2 * 10 * 16 - 1, [dict, Rows]), (10 * 16 - 1, [Rows, Rows])):
         made = rows_for(tree, room=room, num_clients=10, device=CPU)
-        assert type(made[0] | {3: torch.zeros(2).double()}) is kind
-    assert type(made[0] | {3: ()}) is dict  # nothing to keep
+        assert [type(rows | row) for rows in (made[0], made[1][1])] == kinds
+        assert [type(rows | row) for rows in (made[1][1], made[0])] == kinds[::-1]  # asked again: as before
+    assert type(rows_for(tree, room=0, num_clients=10, device=CPU)[0] | {3: ()}) is dict  # nothing to keep
+
+
+def test_small_rows_leave_the_room_to_large_ones():
+    """A number and a model of each client, as FedNCV's server has: half of the room would send the models to disk."""
+    numbers, models = rows_for(({}, {}), room=10 * (8 + 8000), num_clients=10, device=CPU)
+    assert type(numbers | {0: torch.zeros(1).double()}) is dict
+    assert type(models | {0: torch.zeros(1000).double()}) is dict
 
 
 def test_runs_that_share_the_memory_have_a_share_of_it(monkeypatch):
-    """Room for what three runs remember: each has rows at the server and kept ones, both of four clients."""
+    """Room for what six runs remember of four clients."""
     problem = tiny("fedvarp")
     row = problem.model.start_P
     monkeypatch.setattr(problem_module, "room", lambda _: 3 * 2 * 4 * row.numel() * row.element_size())
-    for runs, kind in ((1, dict), (3, dict), (4, Rows)):
+    for runs, kind in ((1, dict), (6, dict), (7, Rows)):
         assert type(start(problem, runs=runs).kept | {0: row}) is kind
 
 
 def test_seeds_of_a_stack_and_runs_that_go_on_share_the_memory(monkeypatch, tmp_path):
-    """FedVARP's server remembers an update of each client; its clients keep nothing, but are counted."""
+    """FedVARP's server remembers an update of each client; its clients keep nothing. There is room for four runs."""
     settings = {**QUICK, "rounds": 1, "method": "fedvarp"}
     row = fedncv.simulate(**settings, rows="memory").problem.model.start_P
     monkeypatch.setattr(problem_module, "room", lambda _: 2 * 2 * 8 * row.numel() * row.element_size())
-    for seeds, kind in ((range(2), dict), (range(3), Rows)):
+    for seeds, kind in ((range(4), dict), (range(5), Rows)):
         results = fedncv.simulate_many(seeds=iter(seeds), **settings)
         assert {type(result.state.server.h) for result in results} == {kind}
     store.create(tmp_path / "run", results[0].problem.config)
-    for runs, kind in ((2, dict), (3, Rows)):
+    for runs, kind in ((4, dict), (5, Rows)):
         state = store.load_state(tmp_path / "run", results[0].problem, runs=runs)
         assert type(state.server.h | {0: row}) is kind
 

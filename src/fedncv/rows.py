@@ -173,11 +173,25 @@ class Page:
         return self._ids_and_names
 
 
+class Room:
+    """Memory for the rows of several dictionaries. Each takes what all its clients need, when its first row comes."""
+
+    def __init__(self, num_bytes: float) -> None:
+        self._left, self._taken = num_bytes, dict[RowFile, int]()
+
+    def holds(self, file: RowFile, num_bytes: int) -> bool:
+        """Return whether the rows that would be in ``file`` fit; if so, they have their place from now on."""
+        if file not in self._taken and num_bytes <= self._left:
+            self._left -= num_bytes
+            self._taken[file] = num_bytes
+        return file in self._taken
+
+
 class Rows(Mapping[int, Any]):
     """Rows in a file. An empty value keeps its rows in memory if there is ``room`` for those of all clients."""
 
     def __init__(
-        self, file: RowFile, slots: Mapping[int, Slot] | None = None, *, room: float = 0.0, num_clients: int = 1
+        self, file: RowFile, slots: Mapping[int, Slot] | None = None, *, room: Room | None = None, num_clients: int = 1
     ) -> None:
         self.file = file
         self._pages: dict[int, Page] = {}  # client // PAGE -> the page
@@ -198,7 +212,7 @@ class Rows(Mapping[int, Any]):
             return self
         if not self._pages:
             size = num_bytes(next(iter(new.values())))
-            if size * self._num_clients <= self._room:
+            if self._room is not None and self._room.holds(self.file, size * self._num_clients):
                 return dict(new)
         value = Rows(self.file)
         value._pages = dict(self._pages)
@@ -241,11 +255,11 @@ def with_rows(rows: AnyRows, ids_S: Tensor, new_SP: Tensor) -> AnyRows:
 
 def rows_for(tree: Tree, *, room: float, num_clients: int, device: torch.device) -> Tree:
     """Replace each empty dictionary of clients in the tree by ``Rows``; they share the ``room`` in memory."""
-    share = room / max(1, _num_dictionaries(tree))
+    shared = Room(room)
 
     def made(part: Tree) -> Tree:
         if isinstance(part, dict) and not part:
-            return Rows(RowFile(device), room=share, num_clients=num_clients)
+            return Rows(RowFile(device), room=shared, num_clients=num_clients)
         if isinstance(part, tuple):
             parts = [made(each) for each in part]
             return type(part)(*parts) if hasattr(part, "_fields") else tuple(parts)
@@ -262,12 +276,6 @@ def all_rows(tree: Tree, path: str = "") -> Iterator[tuple[str, Rows]]:
         names = getattr(tree, "_fields", range(len(tree)))
         for name, part in zip(names, tree, strict=True):
             yield from all_rows(part, f"{path}.{name}" if path else str(name))
-
-
-def _num_dictionaries(tree: Tree) -> int:
-    if isinstance(tree, tuple):
-        return sum(_num_dictionaries(part) for part in tree)
-    return int(isinstance(tree, dict))
 
 
 def _name(data: bytes) -> bytes:

@@ -23,6 +23,9 @@ def uniform_inclusion(num_clients: int, m: int) -> Probabilities:
 
 
 def draw_uniform(rng: np.random.Generator, num_clients: int, m: int) -> Ids:
+    """Draw m clients. From very many they are drawn one by one, because a permutation of all would take longer."""
+    if num_clients > FEW:
+        return np.sort(rng.choice(num_clients, m, replace=False, shuffle=False))
     return np.sort(rng.permutation(num_clients)[:m])
 
 
