@@ -49,6 +49,8 @@ class Layout(NamedTuple):
     buffer_names: tuple[str, ...]
     buffer_shapes: tuple[torch.Size, ...]
     features: torch.Size  # shape of the head's input for one sample
+    channels_last: bool = False
+    """Whether filters of convolutions have their channels last in the vector: cuDNN then needs no copy of them."""
 
     @property
     def head(self) -> slice:
@@ -65,9 +67,19 @@ class Layout(NamedTuple):
 
     def unflatten(self, x_P: Tensor, b_R: Tensor) -> dict[str, Tensor]:
         """Return name -> tensor, as in the module's state_dict (without BatchNorm's batch counters)."""
-        parameters = zip(self.names, _split(x_P, self.shapes), strict=True)
+        parameters = zip(self.names, self.parts(x_P), strict=True)
         buffers = zip(self.buffer_names, _split(b_R, self.buffer_shapes), strict=True)
         return dict([*parameters, *buffers])
+
+    def parts(self, x_P: Tensor) -> list[Tensor]:
+        """Return the named tensors of a flat vector, as views."""
+        if not self.channels_last:
+            return _split(x_P, self.shapes)
+        pieces = torch.split(x_P, [shape.numel() for shape in self.shapes])
+        return [
+            piece.view(shape[0], *shape[2:], shape[1]).permute(0, 3, 1, 2) if len(shape) == 4 else piece.view(shape)
+            for piece, shape in zip(pieces, self.shapes, strict=True)
+        ]
 
 
 class Output(NamedTuple):
@@ -118,26 +130,35 @@ class Unpacked(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_P: Tensor, layout: Layout, forms: list[Form]) -> tuple[Tensor, ...]:
         ctx.like, ctx.layout = x_P, layout
-        return tuple(_converted(part, form) for part, form in zip(_split(x_P, layout.shapes), forms, strict=True))
+        parts = layout.parts(x_P)
+        made = [_wanted(part, form) for part, form in zip(parts, forms, strict=True)]
+        _copy_all([(new, part) for new, part in zip(made, parts, strict=True) if new is not part])
+        return tuple(made)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         g_P = torch.empty_like(ctx.like)
-        alike: list[tuple[Tensor, Tensor]] = []
-        for target, g in zip(_split(g_P, ctx.layout.shapes), gradients, strict=True):
-            if g.dtype == target.dtype and g.is_contiguous():
-                alike.append((target, g))
-            else:
-                target.copy_(g)
-        if alike:
-            torch._foreach_copy_([target for target, _ in alike], [g for _, g in alike])
+        _copy_all(list(zip(ctx.layout.parts(g_P), gradients, strict=True)))
         return g_P, None, None
 
 
-def _converted(part: Tensor, form: Form) -> Tensor:
-    if form.channels_last:
-        return part.to(form.dtype, memory_format=torch.channels_last)
-    return part.to(form.dtype)
+def _wanted(part: Tensor, form: Form) -> Tensor:
+    """Return the tensor if it has this form, or memory for it in this form."""
+    if form.channels_last and not part.is_contiguous(memory_format=torch.channels_last):
+        return torch.empty_like(part, dtype=form.dtype, memory_format=torch.channels_last)
+    return part if part.dtype == form.dtype else torch.empty_like(part, dtype=form.dtype)
+
+
+def _copy_all(pairs: list[tuple[Tensor, Tensor]]) -> None:
+    """Copy each second tensor into the first: with one kernel for all pairs of one order in memory and one dtype."""
+    alike: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = {}
+    for target, source in pairs:
+        if target.stride() == source.stride():
+            alike.setdefault(source.dtype, []).append((target, source))
+        else:
+            target.copy_(source)
+    for some in alike.values():
+        torch._foreach_copy_([target for target, _ in some], [source for _, source in some])
 
 
 class _Listener:
@@ -185,7 +206,8 @@ class Model:
         module.to(dtype=dtype or (example.dtype if example.is_floating_point() else None))
         self._features = example.new_zeros(0)
         self._rewritten: Rewritten | None = Rewritten()
-        self._low, self._channels_last = low, False
+        last = low is not None and _better_channels_last(module)
+        self._low, self._channels_last = low, last
         self._take(module)
         moving = self._try(example)
         if not self._rewritten.heard:
@@ -210,8 +232,10 @@ class Model:
             buffer_names=tuple(moving),
             buffer_shapes=tuple(b.shape for b in moving.values()),
             features=self._features.shape[1:],
+            channels_last=last,
         )
-        self.start_P = _flatten([p for _, p in named], like=named[0][1])
+        in_order = [p.permute(0, 2, 3, 1) if last and p.dim() == 4 else p for _, p in named]
+        self.start_P = _flatten(in_order, like=named[0][1])
         self.start_R = _flatten(list(moving.values()), like=named[0][1])
         self.smallest_batch = self._find_smallest_batch(example)
         logits = self.forward(self.start_P, self.start_R, example, mode="eval")[0].logits_BC
@@ -261,13 +285,9 @@ class Model:
         return self._copied(change, {id(tensor): tensor for tensor in tensors})
 
     def for_streams(self) -> "Model":
-        """Return a copy for steps of one client at a time on a GPU.
-
-        Convolutions with BatchNorm are faster with channels last in memory. GroupNorm would change the order back.
-        """
+        """Return a copy for steps of one client at a time on a GPU."""
         other = self.changed(lambda _module: None)
-        kinds = {type(part) for part in self._module.modules()}
-        other._channels_last = nn.Conv2d in kinds and nn.BatchNorm2d in kinds and nn.GroupNorm not in kinds
+        other._channels_last = _better_channels_last(self._module)
         return other
 
     @property
@@ -399,7 +419,7 @@ class Model:
             moved_R = b_R.clone()
             parts = zip(statistics, _split(moved_R, self.layout.buffer_shapes), strict=True)
             tensors |= {name: part.data for name, part in parts}
-        if self._channels_last and inputs.dim() == 4:
+        if self._channels_last and inputs.dim() == 4 and not _vmapped():
             inputs = inputs.contiguous(memory_format=torch.channels_last)
         with self._holding(tensors), self._rewriting(key if training else None), self._lower(x_P):
             logits = self._module(inputs)
@@ -566,6 +586,12 @@ def _generators(devices: list[torch.device]) -> list[object]:
         random.getstate(),
         pickle.dumps(np.random.get_state(legacy=False)),
     ]
+
+
+def _better_channels_last(module: nn.Module) -> bool:
+    """Convolutions with BatchNorm are faster with channels last in memory. GroupNorm would change the order back."""
+    kinds = {type(part) for part in module.modules()}
+    return nn.Conv2d in kinds and nn.BatchNorm2d in kinds and nn.GroupNorm not in kinds
 
 
 def _vmapped() -> bool:

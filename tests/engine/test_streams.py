@@ -228,26 +228,27 @@ def pictures(factory=Pictures, **options):
     return Model(factory, x, 3, seed=0, **options), x
 
 
-def test_unpacked_parameters_and_their_gradient_are_those_of_a_split():
+@pytest.mark.parametrize("last", [False, True])
+def test_unpacked_parameters_and_their_gradient_are_those_of_a_split(last):
     model, _ = pictures()
-    layout, forms = model.layout, model._find_forms(torch.float64)
+    layout, forms = model.layout._replace(channels_last=last), model._find_forms(torch.float64)
     other = torch.randn_like(model.start_P)
 
-    def gradient(unpacked):
-        x_P = model.start_P.clone().requires_grad_()
-        parts = unpacked(x_P)
-        value = sum((part.double().sin() * w).sum() for part, w in zip(parts, layout_parts(other), strict=True))
-        return parts, torch.autograd.grad(value, x_P)[0]
-
-    def layout_parts(vector):
+    def parts(vector):
         named = layout.unflatten(vector, model.start_R)
         return [named[name] for name in layout.names]
 
-    theirs, expected = gradient(layout_parts)
-    for changed in (
-        forms,
-        [form._replace(channels_last=len(s) == 4) for form, s in zip(forms, layout.shapes, strict=True)],
-    ):
+    def gradient(unpacked):
+        x_P = model.start_P.clone().requires_grad_()
+        found = unpacked(x_P)
+        value = sum((part.double().sin() * w).sum() for part, w in zip(found, parts(other), strict=True))
+        return found, torch.autograd.grad(value, x_P)[0]
+
+    theirs, expected = gradient(parts)
+    assert [part.shape for part in theirs] == list(layout.shapes)
+    assert theirs[0].is_contiguous(memory_format=torch.channels_last) == last
+    converted = [form._replace(channels_last=len(shape) == 4) for form, shape in zip(forms, layout.shapes, strict=True)]
+    for changed in (forms, converted):
         ours, found = gradient(lambda x_P, changed=changed: Unpacked.apply(x_P, layout, changed))
         assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
         assert torch.equal(found, expected)
@@ -256,6 +257,21 @@ def test_unpacked_parameters_and_their_gradient_are_those_of_a_split():
     assert {part.dtype for part in ours} == {torch.bfloat16}
     assert found.dtype == torch.float64
     torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02)
+
+
+def test_in_bf16_the_vector_has_other_places_for_the_same_weights():
+    """Channels last, so that no step has to change the order; names, state_dict, body and head stay."""
+    plain, x = pictures()
+    low, _ = pictures(low=torch.bfloat16)
+    assert low.layout == plain.layout._replace(channels_last=True)
+    assert not torch.equal(low.start_P, plain.start_P)
+    head = plain.layout.head
+    assert torch.equal(low.start_P[head], plain.start_P[head])
+    ours, theirs = (each.state_dict(each.start_P, each.start_R) for each in (low, plain))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    logits = [each.forward(each.start_P, each.start_R, x, mode="eval")[0].logits_BC for each in (low, plain)]
+    torch.testing.assert_close(*logits, rtol=0.05, atol=0.05)
 
 
 def test_channels_come_last_only_with_convolutions_and_batch_norm_and_change_rounding_only():
