@@ -34,7 +34,7 @@ def main() -> None:
     initial = federation.initial()
     source = CARRIED / "FL-bench"
     if not source.is_dir():
-        raise SystemExit(f"FL-bench is not in {source}; run bench/peers/carry.py")
+        raise SystemExit(f"FL-bench is not in {source}; put a clone there (bench/peers/README.md)")
     commit = (source / "COMMIT").read_text()[:8]
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "FL-bench"

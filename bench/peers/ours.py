@@ -1,4 +1,4 @@
-"""Time fedncv as it is recommended: device cuda, engine auto. ``--seeds 5`` trains five runs in one stack.
+"""Time fedncv as it is recommended: device cuda, engine auto. ``--seeds 5`` trains five runs together.
 
     PYTHONPATH=src:bench python bench/peers/ours.py --setting a --rounds 50 --device cuda --data-dir DIR
 
@@ -26,7 +26,7 @@ class Watched(LiveRun):
 
 def main() -> None:
     more = argparse.ArgumentParser(add_help=False)
-    more.add_argument("--seeds", type=int, default=1, help="runs in one stack")
+    more.add_argument("--seeds", type=int, default=1, help="runs that train together")
     arguments = arguments_of(__doc__, more=more)
     clock = Clock(arguments.rounds, arguments.device)
     federations = [federation_of(arguments, seed) for seed in range(arguments.seeds)]

@@ -52,6 +52,8 @@ def sgd(weight_decay: float = 0.0, momentum: float = 0.0) -> Optimizer:
         g_P = _decayed(g_P, y_P, weight_decay)
         if momentum:
             g_P = v_P = momentum * v_P + g_P
+        if isinstance(lr, Tensor) and y_P.is_cuda:
+            return torch.addcmul(y_P, g_P, lr, value=-1), v_P  # one pass over memory instead of two
         return y_P - lr * g_P, v_P
 
     return Optimizer(init, update, lambda num_steps, lr: total_step(num_steps, lr, momentum))
