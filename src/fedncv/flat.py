@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedncv.functional import Rewritten, dropout
 from fedncv.keys import Key, fold, key_for
@@ -111,6 +112,27 @@ class Weighted(nn.Module):
 
     weight_B: Tensor | None = None
     replaces_buffers = False  # by new tensors, and never writes into them
+
+
+class NoValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While it is entered, code or shapes that depend on values on this kind of device raise an error.
+
+    A step with such code cannot be recorded, and other samples in the batch, or padding, may change its result.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._kind = device.type
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        by_mask = name in ("index", "index_put", "index_put_") and any(
+            isinstance(each, Tensor) and each.dtype == torch.bool for each in args[1]
+        )
+        reads = by_mask or name in ("_local_scalar_dense", "nonzero", "masked_select", "equal")
+        if reads and args[0].device.type == self._kind:
+            raise RuntimeError("its code or the shapes in it depend on values of the batch (if, .item(), x[x > 0])")
+        return func(*args, **(kwargs or {}))
 
 
 class Form(NamedTuple):
@@ -207,7 +229,7 @@ class Model:
         self._features = example.new_zeros(0)
         self._rewritten: Rewritten | None = Rewritten()
         last = low is not None and _better_channels_last(module)
-        self._low, self._channels_last = low, last
+        self._low, self._channels_last, self._guarded = low, last, False
         self._take(module)
         moving = self._try(example)
         if not self._rewritten.heard:
@@ -326,6 +348,15 @@ class Model:
         return other
 
     @contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Refuse, meanwhile, code and shapes that depend on values (``NoValues``)."""
+        self._guarded = True
+        try:
+            yield
+        finally:
+            self._guarded = False
+
+    @contextmanager
     def tracing(self) -> Iterator[list[str]]:
         """Yield the names of the layers that are running, the innermost last; an error leaves those it stopped."""
         running: list[str] = []
@@ -421,7 +452,8 @@ class Model:
             tensors |= {name: part.data for name, part in parts}
         if self._channels_last and inputs.dim() == 4 and not _vmapped():
             inputs = inputs.contiguous(memory_format=torch.channels_last)
-        with self._holding(tensors), self._rewriting(key if training else None), self._lower(x_P):
+        guard = NoValues(x_P.device) if self._guarded else nullcontext()
+        with self._holding(tensors), self._rewriting(key if training else None), self._lower(x_P), guard:
             logits = self._module(inputs)
             if mode == "train" and statistics:
                 after = {name: held[key] for name, held, key in self._places}

@@ -29,7 +29,9 @@ def same(tree, other):
         assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b, path
 
 
-@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedrep", "moon", FULL_FEDNCV])
+@pytest.mark.parametrize(
+    "name", ["fedavg", "scaffold", "fedrep", pytest.param("moon", marks=pytest.mark.slow), FULL_FEDNCV]
+)
 def test_rounds_and_scores_have_the_bits_of_the_sequential_engine(name):
     problems = [tiny(name, seed=seed, **HARD) for seed in (0, 1)]
     states = [start(problem) for problem in problems]

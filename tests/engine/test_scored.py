@@ -72,7 +72,7 @@ def test_none_or_enough_is_everybody(size):
     assert sample(0, np.array([1, 0, 1, 1, 1, 1]), size) is None
 
 
-@pytest.mark.parametrize("method", ["fedncv", "fedper"])
+@pytest.mark.parametrize("method", [pytest.param("fedncv", marks=pytest.mark.slow), "fedper"])
 def test_scores_of_the_sample_are_those_of_its_clients_in_a_run_that_scores_everybody(method):
     every = fedncv.simulate(method=method, metrics=["f1_macro"], **QUICK)
     some = fedncv.simulate(method=method, metrics=["f1_macro"], eval_clients=7, **QUICK)
@@ -94,7 +94,7 @@ def test_scores_of_the_sample_are_those_of_its_clients_in_a_run_that_scores_ever
     assert some.rows[0]["label_prior"] == prior
 
 
-@pytest.mark.parametrize("engine", ["processes", "stacked"])
+@pytest.mark.parametrize("engine", [pytest.param("processes", marks=pytest.mark.slow), "stacked", "streams"])
 def test_every_engine_scores_the_same_sample(engine):
     settings = QUICK | {"metrics": ["f1_macro"], "dtype": "float64", "eval_clients": 5, "method": "fedncv"}
     ours, theirs = (fedncv.simulate(engine=each, **settings).rows for each in ("sequential", engine))
@@ -156,8 +156,15 @@ def test_runs_with_samples_of_different_sizes_are_never_averaged(tmp_path, capsy
         fedncv.simulate(out=tmp_path / f"seed{seed}", seed=seed, eval_clients=scored, **QUICK)
     runs = [read_run(tmp_path / f"seed{seed}") for seed in (0, 1)]
     assert sorted(by_method(runs)) == ["fedavg, eval_clients 4", "fedavg, eval_clients 6"]
-    assert main(["report", str(tmp_path)]) == 2
-    assert "eval_clients (4 in seed0, 6 in seed1)" in capsys.readouterr().err
+    folders = [str(tmp_path / f"seed{seed}") for seed in (0, 1)]
+    for given in (
+        [str(tmp_path)],
+        [str(tmp_path), "--allow", "eval_clients"],
+        [*folders, "--out", str(tmp_path / "both")],
+    ):
+        assert main(["report", *given]) == 2
+        said = capsys.readouterr().err
+        assert f"scored different numbers of clients (4 in {folders[0]}, 6 in {folders[1]})" in " ".join(said.split())
 
 
 def test_the_error_of_a_mean_over_seeds_is_that_of_independent_samples(tmp_path):

@@ -24,6 +24,8 @@ from fedncv.methods.base import Phase
 from fedncv.tree import leaves
 
 NAMES = [*METHODS, FULL_FEDNCV]
+ALIKE = ("fedadam", "fedyogi", "fedadagrad", "fedavgm", "fedexp", "fedstale", "mifa", "fedadp", "fat_clipping_pr")
+"""Their clients are those of FedAvg and their servers run the same code in every engine: in `make test-all`."""
 FEW = ("fedavg", FULL_FEDNCV, "scaffold", "fedrep")  # plain, rows, state, phases
 few_methods = pytest.mark.parametrize(
     "name", [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
@@ -32,7 +34,7 @@ few_methods = pytest.mark.parametrize(
 
 @pytest.mark.parametrize(
     ("way", "name"),
-    [("stacked", name) for name in NAMES]
+    [pytest.param("stacked", name, marks=[pytest.mark.slow] if name in ALIKE else []) for name in NAMES]
     + [pytest.param("streams", name, marks=[] if name in FEW else [pytest.mark.slow]) for name in NAMES],
 )
 def test_whole_rounds_equal_the_sequential_engine(way, name):

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from fedncv.engine import choose, evaluate, stacked
+from fedncv.engine import choose, evaluate, stacked, stage
 from fedncv.engine.choose import engine_for
 from fedncv.engine.problem import start
 from fedncv.engine.sequential import SequentialEngine, run_round
@@ -34,26 +34,10 @@ class Sees(Tiny):
         return super().forward(x - x.mean(0))
 
 
-class Packs(nn.Module):
-    """Sequences of different lengths, which torch.vmap cannot run."""
-
-    def __init__(self, shape, outputs):
-        super().__init__()
-        self.body = nn.GRU(1, 3, batch_first=True)
-        self.head = nn.Linear(3, outputs)
-
-    def forward(self, x):
-        packed = nn.utils.rnn.pack_padded_sequence(
-            x[..., None], torch.full((len(x),), x.shape[1] - 1), batch_first=True, enforce_sorted=False
-        )
-        return self.head(self.body(packed)[1][0])
-
-
-@pytest.mark.parametrize("model", [Sees, Packs])
-def test_models_that_cannot_be_stacked_equal_the_sequential_engine(model):
+def test_a_model_that_cannot_be_stacked_equals_the_sequential_engine():
     """Sizes 9, 7, 5 and 3 with batches of 4: every client's last batch is smaller."""
-    problem = tiny("scaffold", model=model, **HARD)
-    engine = engine_for([tiny("scaffold", model=model, **HARD, engine="streams")])
+    problem = tiny("scaffold", model=Sees, **HARD)
+    engine = engine_for([tiny("scaffold", model=Sees, **HARD, engine="streams")])
     assert engine.name == "streams"
     state, got = start(problem), [start(problem)]
     for _ in range(2):
@@ -65,9 +49,22 @@ def test_models_that_cannot_be_stacked_equal_the_sequential_engine(model):
     assert engine.after(got) == [evaluate.after(problem, state)]
 
 
+def test_code_that_depends_on_values_is_not_padded_and_not_scored_with_other_clients(capsys):
+    """The branch of a whole batch of one client is another one with padding, or with another client's samples."""
+
+    class Branches(Tiny):
+        def forward(self, x):
+            return super().forward(3 * x if x.abs().sum() > 8 else x)
+
+    problem = tiny("fedavg", model=Branches, engine="streams")
+    engine = engine_for([problem])
+    assert isinstance(engine, SequentialEngine)
+    assert "depend on values of the batch" in capsys.readouterr().err
+
+
 def test_a_batch_is_padded_only_if_padding_changes_nothing():
-    assert ScoringEngine([tiny("fedavg")], way="streams").mixes_nothing
-    assert not ScoringEngine([tiny("fedavg", model=Sees)], way="streams").mixes_nothing
+    assert ScoringEngine([tiny("fedavg")], way="streams")._models.padded is not None
+    assert ScoringEngine([tiny("fedavg", model=Sees)], way="streams")._models.padded is None
 
 
 def test_several_runs_and_fewer_slots_than_clients_change_nothing():
@@ -114,6 +111,70 @@ def test_clients_are_dealt_once_and_evenly(steps, slots):
     assert sorted(chain(*dealt)) == list(range(len(steps)))
     load = [int(steps[some].sum()) for some in dealt]
     assert max(load) - min(load) <= steps[0]
+
+
+class SeesInScoring(Tiny):
+    """Mixes the samples of a batch in scoring only."""
+
+    def forward(self, x):
+        return super().forward(x if self.training else x - x.mean(0))
+
+
+class NoStatistics(Tiny):
+    """BatchNorm without running statistics: in scoring too it uses those of the batch."""
+
+    def __init__(self, shape, outputs):
+        super().__init__(shape, outputs)
+        self.body[1] = nn.BatchNorm1d(6, track_running_stats=False)
+
+
+@pytest.mark.parametrize("way", ["stacked", "streams"])
+@pytest.mark.parametrize("model", [SeesInScoring, NoStatistics])
+def test_clients_are_scored_alone_if_samples_affect_each_other_in_scoring(model, way):
+    problem = tiny("fedavg", model=model, sizes=(40, 12, 9, 30))
+    engine = ScoringEngine([problem], way=way)
+    assert engine.scores_alone
+    state, _ = run_round(problem, start(problem))
+    assert engine.before([state]) == [evaluate.before(problem, state)]
+    assert engine.after([state]) == [evaluate.after(problem, state)]
+
+
+@pytest.mark.parametrize("way", ["stacked", "streams"])
+@pytest.mark.parametrize("method", ["scaffold:option=I", "fedrep", "fedavg"])
+def test_the_trial_makes_steps_of_every_phase(monkeypatch, way, method):
+    """SCAFFOLD's option I begins with a pass over the data that trains nothing."""
+    made = []
+    for kind in (stage.Stage, stacked.Streams):
+        whole = kind.run_phase
+
+        def noted(self, phase, *rest, whole=whole, **more):
+            made.append(phase)
+            return whole(self, phase, *rest, **more)
+
+        monkeypatch.setattr(kind, "run_phase", noted)
+    engine = ScoringEngine([tiny(method)], way=way)
+    assert set(made) == set(range(len(engine.method.phases(engine.config.epochs))))
+    assert engine.computed == 0
+
+
+def test_work_is_counted_right_after_memory_ran_out_between_groups(monkeypatch, capsys):
+    problem = tiny("fedrep", **HARD)
+    expected, rows = runs(StackedEngine([problem], way="streams", capacity=1), 1)
+    engine = StackedEngine([problem], way="streams", capacity=2)
+    whole, calls = engine._train_group, []
+
+    def small_memory(arrived, plan, who):
+        calls.append(who)
+        if len(calls) == 2:
+            raise torch.cuda.OutOfMemoryError("too large")
+        return whole(arrived, plan, who)
+
+    monkeypatch.setattr(stacked, "GROUP", 1)
+    monkeypatch.setattr(engine, "_train_group", small_memory)
+    got, got_rows = runs(engine, 1)
+    assert len(calls) > 2
+    close(got[0], expected[0])
+    assert got_rows == rows
 
 
 # ---- memory ----------------------------------------------------------------------------------------------
@@ -170,9 +231,25 @@ def test_the_faster_way_is_taken_and_both_rates_are_told(monkeypatch, capsys, fa
     assert re.search(rf"engine=auto took {faster}: 2,000 .* 1,000 samples/s", capsys.readouterr().err)
 
 
+def test_too_little_memory_for_one_way_leaves_the_other(monkeypatch, capsys):
+    monkeypatch.setattr(choose, "_ways", lambda *_, **__: ["stacked", "streams"])
+    turned = ScoringEngine.turned
+
+    def full(*_, **__):
+        raise NoMemoryError("not enough memory for one client")
+
+    monkeypatch.setattr(ScoringEngine, "turned", full)
+    assert engine_for([tiny("fedavg", engine="stacked")]).name == "stacked"
+    monkeypatch.setattr(ScoringEngine, "turned", turned)
+    monkeypatch.setattr(stacked.Stage, "run_phase", full)
+    monkeypatch.setattr(stacked.Streams, "run_phase", full)
+    with pytest.raises(NoMemoryError):
+        engine_for([tiny("fedavg", engine="stacked")])
+
+
 def test_the_way_that_runs_is_taken_if_the_other_one_cannot(monkeypatch, capsys):
     monkeypatch.setattr(choose, "_ways", lambda *_, **__: ["stacked", "streams"])
-    assert engine_for([tiny("fedavg", model=Packs, engine="stacked")]).name == "streams"
+    assert engine_for([tiny("fedavg", model=Sees, engine="stacked")]).name == "streams"
     assert "trying each client on a stream of its own" in capsys.readouterr().err
 
 

@@ -92,20 +92,24 @@ def on_gpu(problems: Sequence[Problem], *, before: Sequence[str] = ()) -> "Scori
 
     engine=auto on a GPU tries both ways for a few steps and takes the faster one.
     """
-    from fedncv.engine.stacked import CannotStackError
+    from fedncv.engine.stacked import CannotStackError, NoMemoryError
     from fedncv.engine.stacked_scores import ScoringEngine
 
-    config, failed = problems[0].config, ""
+    config, failed, memory = problems[0].config, "", None
     ways = _ways(config.engine, before[0] if before else "", on_gpu=problems[0].model.start_P.is_cuda)
     made: list[ScoringEngine] = []
     for way in ways:
         try:
             fused = False if config.layers == "torch" else None
+            if made:
+                made[0].release()
             made.append(made[0].turned(way) if made else ScoringEngine(problems, way=way, fused=fused))
-        except CannotStackError as error:
-            failed = f"{way}: {error}"
+        except (CannotStackError, NoMemoryError, torch.cuda.OutOfMemoryError) as error:
+            failed, memory = f"{way}: {error}", None if isinstance(error, CannotStackError) else error
             if way != ways[-1]:
                 print(f"{failed}; trying each client on a stream of its own", file=sys.stderr)
+    if not made and memory is not None:
+        raise memory
     if not made:
         print(f"{failed}; running one client after the other instead", file=sys.stderr)
         return None
@@ -122,11 +126,12 @@ def _ways(engine: str, before: str, *, on_gpu: bool) -> "list[Way]":
 
 def _faster(engines: "list[ScoringEngine]") -> "ScoringEngine":
     """Return the engine with the most samples/s in a trial of a few steps; print what was measured."""
-    rates = [_samples_per_second(engine) for engine in engines]
+    rates = []
+    for engine in engines:
+        rates.append(_samples_per_second(engine))
+        engine.release()  # its memory would be missing in the trial of the other
     best = int(np.argmax(rates))
-    taken = engines.pop(best)
-    engines.clear()  # and the memory of the other
-    torch.cuda.empty_cache()
+    taken = engines[best]
     other = "streams" if taken.name == "stacked" else "stacked"
     taken.why = (
         f"{rates[best]:,.0f} samples/s in a trial of {TRIAL_STEPS} steps, {other} {rates[1 - best]:,.0f} samples/s"
@@ -136,13 +141,12 @@ def _faster(engines: "list[ScoringEngine]") -> "ScoringEngine":
 
 
 def _samples_per_second(engine: "ScoringEngine") -> float:
-    """Time the first steps of the first round's clients, after they were recorded; 0 if they do not fit in memory."""
+    """Time the first steps of the first round's clients, after they were recorded; 0 if they fail."""
     each = -(-TRIAL_CLIENTS // len(engine.problems))
     ids = [draw(problem, 0).ids[:each] for problem in engine.problems]
     try:
         arrived = engine.arrive([start(problem) for problem in engine.problems], ids)
-        whole = engine.plan(arrived.rows, [1.0] * len(arrived.rows), 0).counts.steps_KF.sum(1)
-        plan = engine.plan(arrived.rows, [min(1.0, (TRIAL_STEPS - 0.5) / max(1, n)) for n in whole.tolist()], 0)
+        plan = engine.trial_plan(arrived.rows, TRIAL_STEPS)
         seconds = []
         for _ in range(3):  # the first one records
             torch.cuda.synchronize(engine.device)
@@ -150,11 +154,11 @@ def _samples_per_second(engine: "ScoringEngine") -> float:
             engine.train(arrived, plan)
             torch.cuda.synchronize(engine.device)
             seconds.append(time.perf_counter() - began)
-    except (torch.cuda.OutOfMemoryError, ValueError) as error:
-        print(f"{engine.name}: {str(error).splitlines()[0]}", file=sys.stderr)
+    except Exception as error:  # of any layer, task or method: the other way may run
+        print(f"{engine.name}: {(str(error) or type(error).__name__).splitlines()[0]}", file=sys.stderr)
         return 0.0
     engine.used = engine.computed = 0
-    return float(plan.counts.samples_KF.sum() / min(seconds[1:]))
+    return float(plan.counts.samples_KF[plan.who].sum() / min(seconds[1:]))
 
 
 def _with_layers(problems: Sequence[Problem], compiled: list[bool], before: Sequence[str]) -> list[Problem]:

@@ -56,9 +56,8 @@ def _path(problem: Problem) -> Path:
 
 
 def _record(path: Path, found: dict[str, float]) -> None:
-    """Write the answer complete or not at all; of several processes the first is heard."""
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+    """Write the answer complete or not at all; of several processes the first is heard. A full disk is no error."""
+    with contextlib.suppress(OSError), tempfile.TemporaryDirectory(dir=path.parent) as folder:
         written = Path(folder) / path.name
         written.write_text(json.dumps(found))
-        with contextlib.suppress(FileExistsError):
-            os.link(written, path)
+        os.link(written, path)

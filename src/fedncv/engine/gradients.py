@@ -202,6 +202,10 @@ def sample_gradients(model: Model, task: Task) -> Callable[[Tensor, Tensor, Tens
 
 def check(problem: Problem) -> None:
     """Raise ValueError if a sample has no gradient of its own, or ``torch.vmap`` cannot compute it."""
+    if problem.config.precision == "bf16":
+        raise ValueError(
+            "probe: the rounding of precision=bf16 would be measured as variance; use precision=torch or no probe"
+        )
     model, index = problem.model, torch.arange(min(2, len(problem.dataset.x)))
     x, target = _inputs(problem)(index)
 

@@ -83,6 +83,8 @@ def layers_of(model: Model, task: Task, example: Callable[[], tuple[Tensor, Tens
 
 def listening(model: Model) -> Listening | None:
     """Return the model with layers that record their calls; None if a weight belongs to another kind of layer."""
+    if model.layout.channels_last:
+        return None  # the products below have channels first
     heard: dict[str, list[Heard]] = {}
     owners = {name.rpartition(".")[0] for name in model.layout.names}
     known = True

@@ -100,6 +100,21 @@ def padding_changes(plain: Model, model: Model, example: Tensor) -> bool:
     return not all(torch.allclose(a, b, rtol=rtol, atol=atol) for a, b in pairs)
 
 
+def mixes_in_scoring(model: Model, example: Tensor) -> bool:
+    """Return whether other samples of a batch change a sample's logits in scoring; decided in float64 on the CPU."""
+    try:
+        double = model.in_double_on_cpu()
+        x = example.detach().to("cpu", torch.float64 if example.is_floating_point() else example.dtype)
+        with torch.no_grad():
+            alone, more = (
+                double.forward(double.start_P, double.start_R, inputs, mode="eval")[0].logits_BC
+                for inputs in (x[:1], x)
+            )
+    except (RuntimeError, NotImplementedError, TypeError, ValueError):
+        return True  # not known, so every client is scored alone
+    return not torch.allclose(alone, more[:1], rtol=1e-5, atol=1e-6)
+
+
 def mixing_layer(plain: Model, model: Model, example: Tensor) -> str:
     """Return a sentence with the first layer whose output for the other samples changes with a sample of weight 0."""
     reason = "mixes the samples of a batch, so the padding of a smaller batch would change the others"

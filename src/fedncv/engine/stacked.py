@@ -8,6 +8,7 @@ seed, learning rate, partition, draw of clients. A run is identified by its plac
 K rows (clients of this round in all runs), J runs, F phases.
 """
 
+import contextlib
 import copy
 import re
 import sys
@@ -26,12 +27,12 @@ from fedncv.engine.fused import HAVE_KERNELS, fuse, fused_task
 from fedncv.engine.keeping import Keeper
 from fedncv.engine.local import Trained, lr_of, total_step_of
 from fedncv.engine.loops import Loops, with_loops
-from fedncv.engine.masked import masked, mixing_layer, padding_changes
+from fedncv.engine.masked import masked, mixes_in_scoring, mixing_layer, padding_changes
 from fedncv.engine.orders import Counts, Ints, Plan
 from fedncv.engine.problem import DivergedError, Kept, Problem, Settled, State, messages, start
 from fedncv.engine.resident import Resident
 from fedncv.engine.round import Draw, Outcome, draw, finite_rows, settle, wire_bytes
-from fedncv.engine.stage import RATIO, Fixed, Moving, Stage
+from fedncv.engine.stage import RATIO, Calls, Fixed, Moving, Stage
 from fedncv.engine.streams import SLOTS, Models, Streams
 from fedncv.methods.base import Work
 from fedncv.tree import row, stack, tree_map
@@ -109,27 +110,41 @@ class StackedEngine:
         sizes = self.resident.train.sizes
         self.batch = int(min(self.config.batch_size, sizes.max()))
         self.num_batches = int(-(-sizes.max() // self.config.batch_size))
+        self._calls: dict[int, Calls] = {}
+        example = first.dataset.inputs(torch.arange(min(2, len(first.dataset.x))), first.dtype)
+        self.scores_alone = mixes_in_scoring(first.model, example)
+        """Whether a client's test samples must not be in one batch with others."""
         self._take(way, capacity)
 
     def _take(self, way: Way, capacity: int | None = None) -> None:
         """Train in this way. Raise CannotStackError if the model or the method cannot."""
         first = self.problems[0]
-        self.name, self._stage = way, None
-        clients = len(self.problems) * min(first.config.per_round, first.federation.num_clients)
+        self.name = way
         self.task = first.task
         if way == "stacked":
             self.model = masked(first.model, first=fuse if self._fused else None)
             if self._fused:
                 self.task = fused_task(first.task)
-            self.capacity = capacity or clients
-            self.group = self.capacity
         else:
             self.model = first.model.for_streams()
-            self.capacity = capacity or min(SLOTS, clients)
-            self.group = GROUP * self.capacity
+        self.release(capacity)
         self.scoring_model = first.model.for_streams()
         self._models = Models(self.model, masked(self.model))
         self._try()
+
+    def release(self, capacity: int | None = None) -> None:
+        """Free the memory for clients in training, and begin again with as many at a time as there are."""
+        first = self.problems[0]
+        clients = len(self.problems) * min(first.config.per_round, first.federation.num_clients)
+        self._stage = None
+        self.capacity = capacity or (clients if self.name == "stacked" else min(SLOTS, clients))
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    @property
+    def group(self) -> int:
+        """Clients in memory at a time."""
+        return self.capacity if self.name == "stacked" else GROUP * self.capacity
 
     def turned(self, way: Way) -> Self:
         """Return an engine for the same runs that trains in the other way, with the samples in the same memory."""
@@ -162,7 +177,7 @@ class StackedEngine:
                 return self._run_rounds(states, drawn)
             except torch.cuda.OutOfMemoryError as error:  # outside of training, which handles this by itself
                 reason = str(error)
-            self._halve(self.capacity, reason)  # a smaller stack frees memory; states are values: repeat the round
+            self._halve(reason)  # a smaller stack frees memory; states are values: repeat the round
 
     def _run_rounds(self, states: Sequence[State], drawn: Sequence[Draw] | None) -> list[Settled]:
         t = states[0].round
@@ -235,7 +250,7 @@ class StackedEngine:
             except torch.cuda.OutOfMemoryError as error:
                 reason = str(error)
             # after the except block: until then the error keeps the failed tensors alive
-            self._halve(len(group), reason)
+            self._halve(reason)
             pieces = [group, *groups]
             groups = [g[i : i + self.group] for g in pieces for i in range(0, len(g), self.group)]
         if len(done) == 1:
@@ -246,14 +261,11 @@ class StackedEngine:
         y_KP, buffers_KR, up, own, loss_K = tree_map(lambda *leaf: torch.cat(leaf)[back], *parts)
         return Replied(np.sort(who), y_KP, buffers_KR, up, own, loss_K, plan.counts)
 
-    def _halve(self, clients: int, reason: str) -> None:
+    def _halve(self, reason: str) -> None:
         """Make the stack smaller. Raise NoMemoryError if it has a single client already."""
         if self.capacity == 1:
             raise NoMemoryError(_needed(self.device, reason))
-        self.capacity = -(-min(self.capacity, clients) // 2)
-        self.group = self.capacity if self.name == "stacked" else GROUP * self.capacity
-        self._stage = None
-        torch.cuda.empty_cache()
+        self.release(-(-self.capacity // 2))
         print(f"{self.name}: out of memory, continuing with {self.capacity} clients at a time", file=sys.stderr)
 
     def _train_group(self, arrived: Arrived, plan: Plan, who: Ints) -> Replied:
@@ -293,6 +305,7 @@ class StackedEngine:
             fresh = _own_memory(self._fresh(moving.y_P))
             moving = moving._replace(state=fresh)
             stage.run_phase(phase, order, steps[order], table, moving, fixed, round=plan.round)
+        self._calls |= stage.calls
         self.computed += stage.computed - computed
         self.used += int(plan.counts.samples_KF[who].sum())
 
@@ -323,7 +336,7 @@ class StackedEngine:
     def _outcomes(self, arrived: Arrived, replied: Replied, losses: Tensor, finite: list[bool]) -> list[Outcome]:
         rule_is_personal = self.problems[0].buffer_rule == "personal"
         received = wire_bytes(self.problems[0], row(arrived.down, 0), self.model.start_R) if len(arrived.rows) else 0
-        calls = [self._calls(f) for f in range(len(self.method.phases(self.config.epochs)))]
+        calls = [self._calls.get(f, Calls()) for f in range(len(self.method.phases(self.config.epochs)))]
         trained: dict[int, tuple[Trained, bool]] = {}
         for i, k in enumerate(replied.who.tolist()):
             samples_F = replied.counts.samples_KF[k].tolist()
@@ -399,10 +412,6 @@ class StackedEngine:
         lr_J = [lr_of(problem, plan.round) for problem in self.problems]
         return [lr_J[j] for j in self._run_of(plan.rows[who]).tolist()]
 
-    def _calls(self, phase: int) -> tuple[int, int]:
-        calls = self._stage.calls.get(phase, (0, 0)) if self._stage else (0, 0)
-        return calls[0], calls[1]
-
     def _new_stage(self) -> Stage | Streams:
         phases = self.method.phases(self.config.epochs)
         most_steps = self.num_batches * np.array([phase.epochs for phase in phases])
@@ -418,19 +427,18 @@ class StackedEngine:
         )  # fmt: skip
 
     @property
-    def mixes_nothing(self) -> bool:
-        """Whether samples of a batch have no effect on each other's outputs but through BatchNorm."""
-        return self._models.padded is not None
-
-    @property
     def waste(self) -> float:
         """Share of the computed samples that were padding or rows of finished clients."""
         return 1 - self.used / self.computed if self.computed else 0.0
 
     def _try(self) -> None:
         """Find what cannot be run or recorded here and not in the middle of a study."""
-        with self.model.tracing() as running:
+        guarded = [each.guarded() for each in {self.model, self.scoring_model, *filter(None, self._models)}]
+        with self.model.tracing() as running, contextlib.ExitStack() as stack:
             try:
+                if self.name == "streams":  # vmap refuses such code by itself
+                    for each in guarded:
+                        stack.enter_context(each)
                 self._trial()
             except (torch.cuda.OutOfMemoryError, NoMemoryError):
                 raise
@@ -451,7 +459,14 @@ class StackedEngine:
             self._models = self._models._replace(padded=None)
         ids = np.argsort(-problem.clients.sizes, kind="stable")[:2]
         arrived = self.arrive([start(each) for each in self.problems], self._of_the_first_run(ids))
-        self.train(arrived, self.plan(arrived.rows, [1e-9] * len(ids), 0))
+        self.train(arrived, self.trial_plan(arrived.rows, 1))
+
+    def trial_plan(self, rows: Ints, steps: int) -> Plan:
+        """Return the first ``steps`` steps of each phase of these clients, in the first round."""
+        plan = self.plan(rows, [1.0] * len(rows), 0)
+        steps_KF = np.minimum(plan.counts.steps_KF, steps)
+        samples_KF = steps_KF * np.minimum(self.resident.train.sizes[rows], self.config.batch_size)[:, None]
+        return plan._replace(counts=plan.counts._replace(steps_KF=steps_KF, samples_KF=samples_KF))
 
     def _of_the_first_run(self, ids: Ints) -> list[Ints]:
         return [np.sort(ids), *[ids[:0]] * (len(self.problems) - 1)]

@@ -83,7 +83,7 @@ def scores(
 ) -> list[Scored]:
     """Score each client's test samples, at its own parameters."""
     firsts = _firsts(engine, x_KP, buffers_KR)
-    if engine.name == "streams" or len(firsts) <= len(rows) / FEW:
+    if engine.name == "streams" or engine.scores_alone or len(firsts) <= len(rows) / FEW:
         return _scores_in_turn(engine, rows, firsts, x_KP, buffers_KR, offset_KC)
     resident, model, task = engine.resident, engine.model, engine.problems[0].task
     sizes = resident.test.sizes[rows]
@@ -128,7 +128,7 @@ def scores(
 def _firsts(engine: StackedEngine, x_KP: Tensor, buffers_KR: Tensor) -> Ints:
     """Return the places of the clients whose model is not that of the client before them."""
     same_K = torch.zeros(len(x_KP), dtype=torch.bool, device=engine.device)
-    if engine.mixes_nothing:
+    if not engine.scores_alone:
         same_K[1:] = (x_KP[1:] == x_KP[:-1]).all(1) & (buffers_KR[1:] == buffers_KR[:-1]).all(1)
     return np.flatnonzero(~same_K.cpu().numpy())
 
@@ -139,7 +139,7 @@ def _scores_in_turn(
     """Score one model after the other, each on the samples of all its clients: from one of ``firsts`` to the next."""
     resident, model, task = engine.resident, engine.scoring_model, engine.problems[0].task
     sizes = resident.test.sizes[rows]
-    at_once = 4 * CHUNK if engine.mixes_nothing else CHUNK  # as one client alone, if samples have an effect on others
+    at_once = CHUNK if engine.scores_alone else 4 * CHUNK
     total_K = torch.zeros(len(rows), dtype=torch.float64, device=engine.device)
     keeps = bool(engine.problems[0].metrics)
     outputs: list[list[NDArray[Any]]] = [[] for _ in rows]

@@ -136,11 +136,13 @@ class Streams:
             self._work(slot, phase, [(i, rows[i], steps[i]) for i in some], size_TK, table, moving, fixed)
             for slot, some in zip(slots, deal(steps[:num], len(slots)), strict=True)
         ]
-        for _ in zip_longest(*work):  # a step of each slot in turn: a long queue of one would keep the others waiting
-            pass
-        for slot in slots:
-            if slot.stream:
-                torch.cuda.current_stream(moving.y_P.device).wait_stream(slot.stream)
+        try:
+            for _ in zip_longest(*work):  # a step of each slot in turn: a long queue would keep the others waiting
+                pass
+        finally:  # also after an error: the slots still use memory that is freed then
+            for slot in slots:
+                if slot.stream:
+                    torch.cuda.current_stream(moving.y_P.device).wait_stream(slot.stream)
 
     def _new_slot(self, moving: Moving, fixed: Fixed, table: Table) -> Slot:
         index_TBK, weight_TBK, number_TK, key_TK2 = table

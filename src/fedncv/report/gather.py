@@ -282,6 +282,7 @@ def _find(folder: Path) -> list[Path]:
 
 def _check_protocol(folder: Path, runs: list[Run], allow: tuple[str, ...]) -> None:
     """Raise ValueError with the fields that differ without permission."""
+    _check_sample(runs)
     refused = []
     code = changed_code(run.config for run in runs)
     for name in _differing(runs):
@@ -303,8 +304,22 @@ def _check_protocol(folder: Path, runs: list[Run], allow: tuple[str, ...]) -> No
 def _differing(runs: list[Run]) -> list[str]:
     """Return the settings that change the numbers and are not the same in all runs; several datasets are columns."""
     compared = [f.name for f in fields(RunConfig) if f.name not in ("method", "seed", "data", "code", *NEUTRAL)]
-    found = [name for name in compared if len({getattr(run.config, name) for run in runs}) > 1]
+    found = [name for name in compared if len({_value(run.config, name) for run in runs}) > 1]
     return found + ["code"] * bool(changed_code(run.config for run in runs))
+
+
+def _value(config: RunConfig, name: str) -> Any:
+    """Return a setting for comparison: a sample of at least all clients is all of them."""
+    value = getattr(config, name)
+    return 0 if name == "eval_clients" and value >= config.clients else value
+
+
+def _check_sample(runs: list[Run]) -> None:
+    """Raise ValueError if runs were scored on other clients, so that their scores do not compare."""
+    sizes = {_value(run.config, "eval_clients"): run.folder for run in runs}
+    if len(sizes) > 1:
+        words = ", ".join(f"{f'{size:,}' if size else 'all'} in {folder}" for size, folder in sorted(sizes.items()))
+        raise ValueError(f"these runs scored different numbers of clients ({words}); report them separately")
 
 
 def _apart(sources: list[Source]) -> list[str]:
@@ -320,6 +335,7 @@ def _apart(sources: list[Source]) -> list[str]:
 
 def _check_scores(found: list[Read]) -> None:
     """Raise ValueError if the folders measure different scores, which cannot share a table."""
+    _check_sample([run for read in found for run in read.source.runs])
     scores = {run.score.name: read.source.label for read in found for run in read.source.runs if run.rows}
     if len(scores) > 1:
         words = ", ".join(f"{name} in {label}" for name, label in scores.items())
