@@ -430,3 +430,11 @@ def test_a_checkpoint_has_ids_and_names_in_order_whatever_order_clients_came_in(
     ids, names = rows.ids_and_names()
     assert np.frombuffer(ids, dtype=np.int64).tolist() == sorted(clients)
     assert names == b"".join(rows.slot(u).name for u in sorted(clients))
+
+
+def test_numbers_of_numpy_name_clients_too():
+    rows = Rows(RowFile(CPU)) | {300: torch.zeros(2)}
+    assert np.int64(300) in rows
+    assert 300 in rows
+    assert np.int64(44) not in rows
+    assert "300" not in rows

@@ -22,6 +22,7 @@ import os
 import tempfile
 from array import array
 from collections.abc import Iterator, Mapping
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -231,7 +232,10 @@ class Rows(Mapping[int, Any]):
         return self.file.read(self.slot(u))
 
     def __contains__(self, u: object) -> bool:
-        return isinstance(u, int) and u // PAGE in self._pages and u in self._pages[u // PAGE].slots
+        if not isinstance(u, Integral):  # numpy's numbers too
+            return False
+        page = self._pages.get(int(u) // PAGE)
+        return page is not None and int(u) in page.slots
 
     def __iter__(self) -> Iterator[int]:
         return (u for page in self._pages.values() for u in page.slots)

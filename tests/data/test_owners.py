@@ -2,10 +2,12 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedncv import keys
+from fedncv.data import Dataset, owners_note
 from fedncv.data.owners import draw_classes, fill, grouped, order_by, rank, serve
 
 small = settings(deadline=None, max_examples=60)
@@ -75,3 +77,15 @@ def test_grouped_arrays_are_those_of_a_list():
     with pytest.raises(IndexError):
         one[5]
     assert len(grouped([])) == 0
+
+
+def test_owners_that_are_not_the_clients_are_told():
+    data = Dataset(
+        "shops", torch.zeros(6, 2), torch.zeros(6, dtype=torch.int64), 2, owners=torch.tensor([0, 0, 1, 1, 2, 2])
+    )
+    assert owners_note(data, "natural", 3) == ""
+    assert owners_note(data, "natural:min_samples=1", 2) == (
+        "note: 3 owners are merged into 2 clients; --clients 3 keeps each apart"
+    )
+    assert "--partition natural makes the owners the clients" in owners_note(data, "iid", 3)
+    assert owners_note(data._replace(owners=None), "iid", 3) == ""

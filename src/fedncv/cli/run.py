@@ -70,7 +70,7 @@ def main(argv: list[str]) -> int:
         problem = build(config)  # check data, partition, model, device and method before a folder is made
         start(problem)
         decide([problem])  # and engine and layers
-    if note := owners_note(problem.dataset, settings.partition):
+    if note := owners_note(problem.dataset, settings.partition, settings.clients):
         print(note, file=sys.stderr)
     if note := scores_note(problem):
         print(note, file=sys.stderr)

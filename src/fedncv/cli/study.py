@@ -170,7 +170,7 @@ def _run(study: Study, out: Path, *, jobs: int, tensorboard: bool) -> int:
         raise ValueError(f"{alone.parent} is a single run, not part of a study; choose another --out")
     problem = build(study.cells()[0].config)
     decide([problem])  # check data, model, device and engine before a folder is made
-    if note := owners_note(problem.dataset, problem.config.partition):
+    if note := owners_note(problem.dataset, problem.config.partition, problem.config.clients):
         print(note, file=sys.stderr)
     for column, settings in study.columns().items():
         write_partition(out / column, replace(study.cells()[0].config, **vars(settings)))

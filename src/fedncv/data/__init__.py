@@ -79,11 +79,14 @@ PARTITIONS: Mapping[str, Callable[..., Parts]] = {
 STREAMS: Mapping[str, Callable[..., Stream]] = {"arrivals": arrivals}
 
 
-def owners_note(dataset: Dataset, partition: str) -> str:
-    """Return a line if the samples have owners that the partition does not use; otherwise an empty text."""
-    if dataset.owners is None or partition.partition(":")[0] == "natural":
+def owners_note(dataset: Dataset, partition: str, clients: int) -> str:
+    """Return a line if the samples have owners that are not the clients one by one; otherwise an empty text."""
+    if dataset.owners is None:
         return ""
     owners = len(np.unique(dataset.owners.cpu().numpy()))
+    if partition.partition(":")[0] == "natural":
+        merged = f"note: {owners:,} owners are merged into {clients:,} clients; --clients {owners} keeps each apart"
+        return merged if owners > clients else ""
     return (
         f"note: {dataset.name} has {owners:,} owners, but the partition is {partition}; "
         "--partition natural makes the owners the clients"
