@@ -14,7 +14,7 @@ PACKAGE = Path(fedncv.__file__).parent
 
 # From the bottom up. A module or package may import those of lower lines, and itself.
 LAYERS = [
-    ("adapters", "comparison", "fingerprint", "keys_kernel", "spec", "termination", "tree"),
+    ("adapters", "comparison", "fingerprint", "keys_kernel", "layout", "spec", "termination", "tree"),
     ("catalogue", "imports", "keys", "machine", "probe", "rows", "schedule"),
     ("config", "functional", "estimators"),
     ("flat",),

@@ -21,10 +21,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedncv.functional import Rewritten, dropout
+from fedncv.functional import NoValues, Rewritten, dropout
 from fedncv.keys import Key, fold, key_for
+from fedncv.layout import Form, Layout, Unpacked, split
 
 Mode = Literal["train", "still", "eval"]
 """train: batch statistics, running ones are updated. still: batch statistics, running ones are not updated.
@@ -38,49 +38,6 @@ MULTIPLIES = (nn.modules.conv._ConvNd, nn.Linear)  # layers whose weights autoca
 
 Place = tuple[str, Any, Any]
 """Name of a tensor, the dict or list of a module that holds it, and its key or index there."""
-
-
-class Layout(NamedTuple):
-    """Position of each named tensor in the flat vectors."""
-
-    names: tuple[str, ...]
-    shapes: tuple[torch.Size, ...]
-    body: slice
-    num_parameters: int
-    buffer_names: tuple[str, ...]
-    buffer_shapes: tuple[torch.Size, ...]
-    features: torch.Size  # shape of the head's input for one sample
-    channels_last: bool = False
-    """Whether filters of convolutions have their channels last in the vector: cuDNN then needs no copy of them."""
-
-    @property
-    def head(self) -> slice:
-        """The parameters of the head, for methods that treat it apart. Raise ValueError if all of them are frozen."""
-        if self.body.stop == self.num_parameters:
-            raise ValueError(
-                "the head of this model has no trainable parameters, and the method treats head and body apart; "
-                "let the head train, or use a method that shares the whole model, such as fedavg"
-            )
-        return slice(self.body.stop, self.num_parameters)
-
-    def slice(self, name: str) -> slice:
-        return {"body": self.body, "head": self.head}[name]
-
-    def unflatten(self, x_P: Tensor, b_R: Tensor) -> dict[str, Tensor]:
-        """Return name -> tensor, as in the module's state_dict (without BatchNorm's batch counters)."""
-        parameters = zip(self.names, self.parts(x_P), strict=True)
-        buffers = zip(self.buffer_names, _split(b_R, self.buffer_shapes), strict=True)
-        return dict([*parameters, *buffers])
-
-    def parts(self, x_P: Tensor) -> list[Tensor]:
-        """Return the named tensors of a flat vector, as views."""
-        if not self.channels_last:
-            return _split(x_P, self.shapes)
-        pieces = torch.split(x_P, [shape.numel() for shape in self.shapes])
-        return [
-            piece.view(shape[0], *shape[2:], shape[1]).permute(0, 3, 1, 2) if len(shape) == 4 else piece.view(shape)
-            for piece, shape in zip(pieces, self.shapes, strict=True)
-        ]
 
 
 class Output(NamedTuple):
@@ -112,75 +69,6 @@ class Weighted(nn.Module):
 
     weight_B: Tensor | None = None
     replaces_buffers = False  # by new tensors, and never writes into them
-
-
-class NoValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While it is entered, code or shapes that depend on values on this kind of device raise an error.
-
-    A step with such code cannot be recorded, and other samples in the batch, or padding, may change its result.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._kind = device.type
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.overloadpacket.__name__
-        by_mask = name in ("index", "index_put", "index_put_") and any(
-            isinstance(each, Tensor) and each.dtype == torch.bool for each in args[1]
-        )
-        reads = by_mask or name in ("_local_scalar_dense", "nonzero", "masked_select", "equal")
-        if reads and args[0].device.type == self._kind:
-            raise RuntimeError("its code or the shapes in it depend on values of the batch (if, .item(), x[x > 0])")
-        return func(*args, **(kwargs or {}))
-
-
-class Form(NamedTuple):
-    """What a parameter is converted to before a pass on a GPU."""
-
-    dtype: torch.dtype
-    channels_last: bool
-
-
-class Unpacked(torch.autograd.Function):
-    """Split a flat vector into tensors, and convert some of them: for a GPU, outside of ``torch.vmap``.
-
-    The gradient is collected by one kernel for many tensors. The backward pass of torch.split, one concatenation, took
-    a twelfth of a step of ResNet-18 in bf16 on an H200; this takes a quarter of that.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x_P: Tensor, layout: Layout, forms: list[Form]) -> tuple[Tensor, ...]:
-        ctx.like, ctx.layout = x_P, layout
-        parts = layout.parts(x_P)
-        made = [_wanted(part, form) for part, form in zip(parts, forms, strict=True)]
-        _copy_all([(new, part) for new, part in zip(made, parts, strict=True) if new is not part])
-        return tuple(made)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        g_P = torch.empty_like(ctx.like)
-        _copy_all(list(zip(ctx.layout.parts(g_P), gradients, strict=True)))
-        return g_P, None, None
-
-
-def _wanted(part: Tensor, form: Form) -> Tensor:
-    """Return the tensor if it has this form, or memory for it in this form."""
-    if form.channels_last and not part.is_contiguous(memory_format=torch.channels_last):
-        return torch.empty_like(part, dtype=form.dtype, memory_format=torch.channels_last)
-    return part if part.dtype == form.dtype else torch.empty_like(part, dtype=form.dtype)
-
-
-def _copy_all(pairs: list[tuple[Tensor, Tensor]]) -> None:
-    """Copy each second tensor into the first: with one kernel for all pairs of one order in memory and one dtype."""
-    alike: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = {}
-    for target, source in pairs:
-        if target.stride() == source.stride():
-            alike.setdefault(source.dtype, []).append((target, source))
-        else:
-            target.copy_(source)
-    for some in alike.values():
-        torch._foreach_copy_([target for target, _ in some], [source for _, source in some])
 
 
 class _Listener:
@@ -448,7 +336,7 @@ class Model:
             tensors |= {name: tensors[name].clone() for name in statistics if name not in self._replaced}
         elif training:  # one copy for all; .data, because autograd would take a change of one for a change of all
             moved_R = b_R.clone()
-            parts = zip(statistics, _split(moved_R, self.layout.buffer_shapes), strict=True)
+            parts = zip(statistics, split(moved_R, self.layout.buffer_shapes), strict=True)
             tensors |= {name: part.data for name, part in parts}
         if self._channels_last and inputs.dim() == 4 and not _vmapped():
             inputs = inputs.contiguous(memory_format=torch.channels_last)
@@ -471,7 +359,7 @@ class Model:
             self._forms += self._find_forms(x_P.dtype)
         layout = self.layout
         unpacked: tuple[Tensor, ...] = Unpacked.apply(x_P, layout, self._forms)  # type: ignore[no-untyped-call]
-        buffers = zip(layout.buffer_names, _split(b_R, layout.buffer_shapes), strict=True)
+        buffers = zip(layout.buffer_names, split(b_R, layout.buffer_shapes), strict=True)
         return dict([*zip(layout.names, unpacked, strict=True), *buffers])
 
     def _find_forms(self, dtype: torch.dtype) -> list[Form]:
@@ -632,12 +520,6 @@ def _vmapped() -> bool:
 
 def _nothing() -> None:
     pass
-
-
-def _split(vector: Tensor, shapes: tuple[torch.Size, ...]) -> list[Tensor]:
-    # one split, not many slices: its backward pass is one concatenation
-    parts = torch.split(vector, [s.numel() for s in shapes])
-    return [t.view(s) for t, s in zip(parts, shapes, strict=True)]
 
 
 def _flatten(tensors: list[Tensor], *, like: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedncv.keys import WORD, Key, fold, uniform
 
@@ -252,6 +253,30 @@ def _pack(*args: Any) -> Any:
     if _vmapped():
         raise NotImplementedError("packed sequences have as many steps as their lengths say, so they cannot be stacked")
     return torch._pack_padded_sequence(*args)
+
+
+# ---- values -----------------------------------------------------------------------------------------------
+
+
+class NoValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While it is entered, code or shapes that depend on values on this kind of device raise an error.
+
+    A step with such code cannot be recorded, and other samples in the batch, or padding, may change its result.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._kind = device.type
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        by_mask = name in ("index", "index_put", "index_put_") and any(
+            isinstance(each, Tensor) and each.dtype == torch.bool for each in args[1]
+        )
+        reads = by_mask or name in ("_local_scalar_dense", "nonzero", "masked_select", "equal")
+        if reads and args[0].device.type == self._kind:
+            raise RuntimeError("its code or the shapes in it depend on values of the batch (if, .item(), x[x > 0])")
+        return func(*args, **(kwargs or {}))
 
 
 # ---- helpers ---------------------------------------------------------------------------------------------

@@ -23,7 +23,8 @@ from fedncv.engine.sequential import SequentialEngine, run_round
 from fedncv.engine.stacked import NoMemoryError, StackedEngine
 from fedncv.engine.stacked_scores import ScoringEngine
 from fedncv.engine.streams import deal
-from fedncv.flat import Form, Model, Unpacked
+from fedncv.flat import Model
+from fedncv.layout import Form, Unpacked
 from fedncv.methods.fedavg import fedavg
 
 

@@ -28,7 +28,8 @@ from torch import Tensor
 
 from fedncv.engine.layer_gradients import Listening, Sums, add, layers_of, listen, sum_by_client
 from fedncv.engine.problem import Arrival, Problem, State, arrivals
-from fedncv.flat import Layout, Model
+from fedncv.flat import Model
+from fedncv.layout import Layout
 from fedncv.tasks import Task
 
 CHUNK_BYTES = {"cpu": 1 << 25, "cuda": 1 << 30}

@@ -25,7 +25,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedncv.flat import Layout, Model
+from fedncv.flat import Model
+from fedncv.layout import Layout
 from fedncv.tasks import Task
 
 Norm = (nn.BatchNorm1d, nn.BatchNorm2d)

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from fedncv.engine.problem import Arrival, Kept, Problem
-from fedncv.flat import Layout
 from fedncv.keys import Key, fold, key_for, permutation
+from fedncv.layout import Layout
 from fedncv.methods.base import Ask, Batch, Method, Phase, Work
 from fedncv.optimizers import Optimizer
 from fedncv.schedule import lr_factor

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedncv.flat import Layout, Mode, Model, Output
+from fedncv.flat import Mode, Model, Output
 from fedncv.keys import Key
+from fedncv.layout import Layout
 from fedncv.tasks import Task
 
 

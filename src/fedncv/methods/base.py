@@ -27,8 +27,9 @@ from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
-from fedncv.flat import Layout, Mode, Model
+from fedncv.flat import Mode, Model
 from fedncv.keys import Key
+from fedncv.layout import Layout
 from fedncv.methods.ask import Ask, Batch, Client, Notes
 from fedncv.methods.sums import (
     Replies,

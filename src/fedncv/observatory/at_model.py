@@ -33,7 +33,7 @@ from scipy import stats
 
 from fedncv.engine.gradients import Gradients, by_layer, of_run
 from fedncv.engine.problem import Problem, State
-from fedncv.flat import Layout
+from fedncv.layout import Layout
 from fedncv.methods.base import weighted_sum
 
 Numbers = NDArray[np.float64]
