@@ -28,8 +28,7 @@ from fedncv.methods.base import Ask, Batch
 from fedncv.tree import leaves, row, tree_map
 
 SLOTS = 16
-"""Clients in flight. On an H200 with ResNet-18, 4 reach 0.92 of the samples/s of 8, and 16 no more than 8 if all slots
-have work; but with 8, ten equal clients need two turns."""
+"""Clients in flight. A few fill a GPU if all slots have work, but with 8 slots ten equal clients would need two turns."""
 
 
 class Models(NamedTuple):
