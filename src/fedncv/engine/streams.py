@@ -28,7 +28,7 @@ from fedncv.methods.base import Ask, Batch
 from fedncv.tree import leaves, row, tree_map
 
 SLOTS = 16
-"""Clients in flight. A few fill a GPU if all slots have work, but with 8 slots ten equal clients would need two turns."""
+"""Clients in flight. A few fill a GPU while all slots have work; with 8, ten equal clients would need two turns."""
 
 
 class Models(NamedTuple):
