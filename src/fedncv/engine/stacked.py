@@ -169,6 +169,12 @@ class StackedEngine:
         other._planned = None
         return other
 
+    def scoring(self, ids: Ints) -> Self:
+        """Return an engine that scores these clients of every run."""
+        other = copy.copy(self)
+        other.problems = [problem._replace(sample=ids) for problem in self.problems]
+        return other
+
     # ---- rounds ----------------------------------------------------------------------------------------
 
     def run_rounds(self, states: Sequence[State], drawn: Sequence[Draw] | None = None) -> list[Settled]:

@@ -1,0 +1,216 @@
+"""Run tasks on Ray actors of which any may die, hang, disappear or be added, with the same results in any case.
+
+A task is run by one worker at a time; tasks that will take longest start first. If its worker dies, the task is run
+again, up to ``TRIES`` times. A worker that takes far longer than expected is taken for hung and is killed. Workers
+that are lost are replaced where there is room, and new ones start when machines join.
+
+A task must be a function of its own arguments, because it may run several times.
+"""
+
+import itertools
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from fedncv.cluster.connect import ClusterError, reason_of
+
+TRIES = 3  # deaths of the worker of one task before the work stops
+LOOK = 4  # of the longest tasks that wait, a worker may take the one whose data it has
+HUNG_FACTOR, HUNG_FLOOR = 20.0, 120.0  # a task is hung after so many times its expected seconds, and at least so many
+NOBODY_SECONDS = 120.0  # without a single worker, before the work stops
+TICK = 1.0  # seconds between looks at the clock and the cluster
+
+
+class Task(NamedTuple):
+    """Work for any worker."""
+
+    words: str  # for people: clients 3 to 17
+    size: float  # proportional to its time
+    pace: Any = ""  # tasks of one pace take the same time for the same size
+
+
+class Died(NamedTuple):
+    """Result of a call to a worker that is gone."""
+
+    reason: str
+
+
+@dataclass
+class Worker:
+    """An actor, and what it does now."""
+
+    number: int
+    actor: Any
+    starting: Any  # reference to its first answer; None as soon as it is there
+    task: int | None = None
+    answer: Any = None
+    began: float = 0.0
+    about: Any = None  # what it answered first
+    data: dict[Any, bytes] = field(default_factory=dict)  # what the caller believes that it has
+
+
+class Pool:
+    """Workers of one kind."""
+
+    def __init__(self, start: Callable[[], tuple[Any, Any]], wanted: Callable[[], int]) -> None:
+        """``start`` returns an actor and a reference to its first answer; ``wanted`` is the number of workers now."""
+        self.workers: list[Worker] = []
+        self._start, self._wanted = start, wanted
+        self._numbers = itertools.count()
+        self._seconds: dict[Any, float] = {}  # per size, of each pace
+        self._looked = 0.0
+        self._nobody_since = time.monotonic()
+
+    def close(self) -> None:
+        """Kill all workers."""
+        for worker in list(self.workers):
+            self._remove(worker)
+
+    def expected(self, task: Task) -> float:
+        """Return the seconds of a task as far as they were measured; before that, its size."""
+        return task.size * self._seconds.get(task.pace, 1.0)
+
+    def first(self) -> Worker:
+        """Wait for one worker that is ready, and return it."""
+        while True:
+            self._fill()
+            ready = [worker for worker in self.workers if worker.starting is None]
+            if ready:
+                return ready[0]
+            self._check_somebody()
+            self._receive([])
+
+    def map(
+        self,
+        tasks: Sequence[Task],
+        submit: Callable[[Worker, int], Any],
+        take: Callable[[Worker, int, Any], Any],
+        *,
+        holds: Callable[[Worker, int], int] = lambda _worker, _i: 0,
+    ) -> None:
+        """Run all tasks. ``submit`` sends task i to a worker and returns a reference to its answer.
+
+        ``take`` receives the answer. If it returns a new reference, the worker goes on with this task; otherwise the
+        task is done. ``holds`` says how much of the data of task i a worker already has; it never changes a result.
+        """
+        waiting = sorted(range(len(tasks)), key=lambda i: self.expected(tasks[i]))  # taken from the end
+        deaths = [0] * len(tasks)
+        left = len(tasks)
+        while left:
+            self._fill()
+            for worker in self.workers:
+                if waiting and worker.starting is None and worker.task is None:
+                    longest = waiting[: -LOOK - 1 : -1]
+                    i = max(longest, key=lambda i: holds(worker, i))
+                    waiting.remove(i)
+                    worker.task, worker.began = i, time.monotonic()
+                    worker.answer = submit(worker, i)
+            self._check_somebody()
+            for worker, answer in self._receive(tasks, deaths):
+                i = worker.task
+                assert i is not None
+                if isinstance(answer, Died):
+                    worker.task = None
+                    self._retry(i, tasks, deaths, answer.reason)
+                    waiting.append(i)
+                    continue
+                worker.answer = take(worker, i, answer)
+                if worker.answer is None:
+                    if tasks[i].size:
+                        self._seconds[tasks[i].pace] = (time.monotonic() - worker.began) / tasks[i].size
+                    worker.task = None
+                    left -= 1
+
+    def _retry(self, i: int, tasks: Sequence[Task], deaths: list[int], reason: str) -> None:
+        deaths[i] += 1
+        if deaths[i] == TRIES:
+            self.close()
+            raise ClusterError(
+                f"the worker of {tasks[i].words} was lost {TRIES} times (the last time: {reason}); nothing is lost: "
+                "resume the run, with engine=sequential if one process can show why"
+            )
+        print(f"ray: a worker was lost ({reason}); running {tasks[i].words} again", file=sys.stderr)
+
+    def _receive(self, tasks: Sequence[Task], deaths: Sequence[int] = ()) -> list[tuple[Worker, Any]]:
+        """Return the answers that arrive within a tick, and ``Died`` for workers that are lost while they work."""
+        import ray
+
+        calls = {worker.starting or worker.answer: worker for worker in self.workers}
+        calls = {reference: worker for reference, worker in calls.items() if reference is not None}
+        if not calls:
+            time.sleep(TICK / 10)
+            return []
+        arrived, _ = ray.wait(list(calls), num_returns=1, timeout=TICK)
+        if arrived:  # and all others that are there too
+            arrived, _ = ray.wait(list(calls), num_returns=len(calls), timeout=0)
+        found: list[tuple[Worker, Any]] = []
+        for reference in arrived:
+            worker = calls[reference]
+            try:
+                answer = ray.get(reference)
+            except ray.exceptions.RayTaskError as error:  # of our own code: the worker returns all other errors
+                self.close()
+                raise ClusterError(f"a worker failed: {str(error).strip().splitlines()[-1]}") from None
+            except ray.exceptions.RayError as error:
+                self._remove(worker)
+                answer = Died(reason_of(error))
+                if worker.starting is not None:  # nothing is lost, but a worker that cannot start may never start
+                    self._cannot_start(answer.reason)
+                    continue
+            if worker.starting is not None:
+                worker.starting, worker.about = None, answer
+                self._failed_starts = 0
+                continue
+            found.append((worker, answer))
+        return found + self._hung(tasks, deaths, arrived)
+
+    def _hung(self, tasks: Sequence[Task], deaths: Sequence[int], arrived: Sequence[Any]) -> list[tuple[Worker, Died]]:
+        """Kill the workers whose task takes far longer than expected; a task that was tried before gets twice as long.
+
+        Nothing is known about the time of a task before the first one of its pace is done.
+        """
+        found = []
+        for worker in list(self.workers):
+            if worker.task is None or worker.answer in arrived or tasks[worker.task].pace not in self._seconds:
+                continue
+            most = max(HUNG_FLOOR, HUNG_FACTOR * self.expected(tasks[worker.task])) * 2 ** deaths[worker.task]
+            if time.monotonic() - worker.began > most:
+                self._remove(worker)
+                found.append((worker, Died(f"no answer for {most:.3g} s")))
+        return found
+
+    def _remove(self, worker: Worker) -> None:
+        import ray
+
+        self.workers.remove(worker)
+        if ray.is_initialized():
+            ray.kill(worker.actor, no_restart=True)
+
+    def _fill(self) -> None:
+        """Start workers where there is room; look at most every tick."""
+        if self.workers and time.monotonic() - self._looked < TICK:
+            return
+        self._looked = time.monotonic()
+        for _ in range(self._wanted() - len(self.workers)):
+            self.workers.append(Worker(next(self._numbers), *self._start()))
+
+    _failed_starts = 0
+
+    def _cannot_start(self, reason: str) -> None:
+        self._failed_starts += 1
+        if self._failed_starts == TRIES:
+            self.close()
+            raise ClusterError(f"workers cannot start: {reason}")
+
+    def _check_somebody(self) -> None:
+        """Raise ClusterError if there has been no worker for long, because no machine has room for one."""
+        if any(worker.starting is None for worker in self.workers):
+            self._nobody_since = time.monotonic()
+        elif time.monotonic() - self._nobody_since > NOBODY_SECONDS:
+            self.close()
+            raise ClusterError(
+                f"no machine of the cluster has had room for a worker for {NOBODY_SECONDS:g} s; nothing is lost: "
+                "resume the run when there are machines again"
+            )

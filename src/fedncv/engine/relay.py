@@ -1,0 +1,140 @@
+"""The part of a round that another machine needs: messages to a block of clients, and the state that these kept.
+
+A block is a fixed number of consecutive clients of the cohort. A worker has the same problems as the driver. In place
+of the server's state it gets ``Sent``, the messages themselves, so that every engine trains and scores a block with
+the code that it always uses.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedncv.engine.problem import Problem, State, messages
+from fedncv.engine.round import Draw, Outcome, Partial, Reply, partial
+from fedncv.engine.sampling import Ids
+from fedncv.methods.base import BufferRule, Stepped
+from fedncv.tree import tree_map
+
+Kind = Literal["train", "before", "after", "gradients"]
+
+
+class Block(NamedTuple):
+    """Work for a worker: clients of one run in one round, in the order of their ids."""
+
+    kind: Kind
+    run: int
+    round: int
+    ids: Ids
+    answers: list[bool]
+    shares: list[float]
+
+    @property
+    def words(self) -> str:
+        return f"client {self.ids[0]}" if len(self.ids) == 1 else f"clients {self.ids[0]} to {self.ids[-1]}"
+
+
+class Sent(NamedTuple):
+    """The messages to the clients of a block. A tensor that is the same for all of them has one row."""
+
+    ids: Ids
+    down_S: Any
+    buffers_SR: Tensor
+    shared_P: Tensor | None  # the model that all clients share, if the block is scored
+
+
+class Trained(NamedTuple):
+    """Result of a block that was trained."""
+
+    outcomes: list[Outcome]  # without what the partial sum holds
+    partial: Partial | None  # None: no reply, or the method needs each of them
+
+
+def blocks_of(kind: Kind, run: int, round: int, drawn: Draw, size: int) -> Iterator[Block]:
+    """Cut the cohort into blocks. They depend on the cohort alone, and so does the order in which sums are added."""
+    for k in range(0, len(drawn.ids), size):
+        here = slice(k, k + size)
+        yield Block(kind, run, round, drawn.ids[here], drawn.answers[here], drawn.shares[here])
+
+
+def everybody(ids: Ids) -> Draw:
+    """Return the draw of clients that all answer in full: those that are scored or measured."""
+    return Draw(ids, [True] * len(ids), [1.0] * len(ids))
+
+
+def num_samples(problem: Problem, block: Block) -> float:
+    """Return the samples that the block's clients go through, once."""
+    clients = problem.clients
+    sizes = (clients.test_sizes if block.kind == "before" else clients.sizes)[block.ids]
+    return float((sizes * np.where(block.answers, block.shares, 0.0)).sum())
+
+
+def sent_to(problem: Problem, state: State, ids: Ids, shared_P: Tensor | None = None) -> Sent:
+    """Return the messages to these clients; a view of one message for all, as ``for_all`` makes it, is sent once."""
+    down_S, b_SR = messages(problem, state, ids)
+    return Sent(ids, tree_map(_once, down_S), _once(b_SR), shared_P)
+
+
+def _once(leaf: Tensor) -> Tensor:
+    return leaf[:1] if leaf.stride(0) == 0 else leaf
+
+
+def relayed(problem: Problem) -> Problem:
+    """Return the problem for a worker: its messages are those of ``Sent``, whichever the server's state is here.
+
+    Engines try a problem at the state that its method would start with, which is therefore understood as well.
+    """
+    method, rule = problem.method, problem.buffer_rule
+
+    def broadcast(server: Any, ids_S: Tensor) -> Any:
+        if not isinstance(server, Sent):
+            return method.broadcast(server, ids_S)
+        return tree_map(lambda leaf: _rows(server, leaf, ids_S), server.down_S)
+
+    def buffers(state: Any, server: Any, ids_S: Tensor) -> Tensor:
+        if isinstance(server, Sent):
+            return _rows(server, server.buffers_SR, ids_S)
+        return messages(problem, State(0, server, state, {}), ids_S.cpu().numpy())[1]
+
+    changed = method._replace(
+        broadcast=broadcast,
+        shared=lambda server: server.shared_P if isinstance(server, Sent) else method.shared(server),
+        hand_out=None,
+        step=_no_server,
+    )
+    if rule != "personal":
+        init: Callable[..., Any] = rule.init if isinstance(rule, BufferRule) else lambda start_R, _federation: start_R
+        combine = rule.combine if isinstance(rule, BufferRule) else None
+        changed = changed._replace(buffers=BufferRule(init, buffers, _no_server, combine))
+    return problem._replace(method=changed)
+
+
+def _no_server(*_: Any) -> Stepped:
+    raise AssertionError("only the driver takes the server's step")
+
+
+def _rows(sent: Sent, leaf: Tensor, ids_S: Tensor) -> Tensor:
+    """Return the rows of these clients."""
+    if len(leaf) == 1:
+        return leaf[0].expand(len(ids_S), *leaf.shape[1:])
+    place = np.searchsorted(sent.ids, ids_S.cpu().numpy())
+    return leaf[torch.from_numpy(place).to(leaf.device)]
+
+
+def returned(problem: Problem, outcomes: list[Outcome]) -> Trained:
+    """Return what the driver needs of a block's results: their sum if the method is in the sums form."""
+    nothing = problem.model.start_P[:0]
+    small = [
+        each._replace(trained=each.trained._replace(y_P=nothing)) if each.trained is not None else each
+        for each in outcomes
+    ]
+    if problem.method.form != "sums":
+        return Trained(small, None)
+    replies = [Reply(each.client, each.trained) for each in small if each.trained is not None and each.finite]
+    bare = [
+        each._replace(trained=each.trained._replace(up=(), buffers_R=nothing)) if each.trained is not None else each
+        for each in small
+    ]
+    return Trained(bare, partial(problem, replies) if replies else None)
