@@ -44,9 +44,11 @@ def pack(value: Any) -> Packed:
 
     def place(tensor: Tensor) -> Any:
         if id(tensor) not in places:
-            numbers = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+            flat = tensor.detach().cpu().contiguous().reshape(-1)
+            if flat.stride(0) != 1:  # one number of an expanded tensor
+                    flat = torch.empty(flat.shape, dtype=flat.dtype).copy_(flat)
             places[id(tensor)] = tensor, (len(parts), tensor.dtype, tuple(tensor.shape), tensor.is_cuda)
-            parts.append(numbers)
+            parts.append(flat.view(torch.uint8).numpy())
         return places[id(tensor)][1]
 
     words = io.BytesIO()

@@ -11,8 +11,9 @@ What clients keep is in the driver's rows, and in its checkpoints. Workers cache
 import copy
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, Self
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -28,7 +29,7 @@ from fedncv.engine.gradients import Gradients, collected
 from fedncv.engine.loops import Loops, with_loops
 from fedncv.engine.problem import DivergedError, Kept, Problem, Settled, State
 from fedncv.engine.ray_worker import BlockWorker, Done, Failed, Job, Missing, Setup, Started
-from fedncv.engine.relay import Block, Kind, blocks_of, everybody, num_samples, sent_to
+from fedncv.engine.relay import Block, Kind, Messages, blocks_of, everybody, num_samples
 from fedncv.engine.round import Draw, draw, settle
 from fedncv.rows import Rows, name_of
 from fedncv.tree import num_bytes
@@ -41,15 +42,6 @@ class Traffic:
 
     def __init__(self) -> None:
         self.sent = self.received = 0
-
-
-class Plan(NamedTuple):
-    """Blocks to run, and the state of each run that they belong to."""
-
-    blocks: list[Block]
-    problems: list[Problem]  # of the blocks: as they are in the round, with the messages to send
-    states: list[State]
-    shared: list[Tensor | None]
 
 
 class RayEngine:
@@ -180,6 +172,10 @@ class RayEngine:
         tasks = [Task(block.words, num_samples(problems[j], block), (kind, block.run)) for j, block in blocks]
         results: list[Any] = [None] * len(blocks)
         store = Store(self.traffic)
+        sent = [
+            Messages(problem, state, each.ids, x_P)
+            for problem, state, each, x_P in zip(problems, states, drawn, shared, strict=True)
+        ]
 
         def submit(worker: Worker, i: int, lacks: Iterable[int] | None = None) -> Any:
             j, block = blocks[i]
@@ -187,7 +183,7 @@ class RayEngine:
             if lacks is None:
                 lacks = [u for u, name in names.items() if worker.data.get((block.run, u)) != name]
             rows = {u: states[j].kept[u] for u in lacks}
-            job = Job(block, sent_to(problems[j], states[j], block.ids, shared[j]), names, rows)
+            job = Job(block, sent[j].to(block.ids), names, rows)
             worker.data |= {(block.run, u): name for u, name in names.items()}
             packed = pack(job)
             return worker.actor.run.remote(packed.words, *store.put(packed.parts))
@@ -321,8 +317,6 @@ def _gpus_each(config: RunConfig) -> float:
 def _packed(problems: Sequence[Problem]) -> Any:
     """Put the problems into the object store: without samples, and the samples, which workers read where they lie."""
     import ray
-
-    from dataclasses import replace
 
     bare = [
         problem._replace(

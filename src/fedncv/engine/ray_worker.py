@@ -130,7 +130,7 @@ class BlockWorker:
         kept = {u: job.rows.get(u) or cache.get(name) for u, name in job.names.items()}
         if missing := [u for u, row in kept.items() if row is None]:
             return Missing(missing)
-        state = State(block.round, job.sent, None, {**job.rows, **kept})
+        state = State(block.round, job.sent, self._problems[block.run].model.start_R, kept)
         if block.kind != "train":
             return Done(self._measured(block, state), {})
         problem, drawn = self._at(block), Draw(block.ids, block.answers, block.shares)

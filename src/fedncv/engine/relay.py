@@ -6,17 +6,20 @@ the code that it always uses.
 """
 
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedncv.engine.problem import Problem, State, messages
+from fedncv.engine.problem import Problem, State, at_a_time, messages
 from fedncv.engine.round import Draw, Outcome, Partial, Reply, partial
 from fedncv.engine.sampling import Ids
 from fedncv.methods.base import BufferRule, Stepped
 from fedncv.tree import tree_map
+
+PORTIONS = 4  # of messages to keep, if clients have different ones
 
 Kind = Literal["train", "before", "after", "gradients"]
 
@@ -71,14 +74,37 @@ def num_samples(problem: Problem, block: Block) -> float:
     return float((sizes * np.where(block.answers, block.shares, 0.0)).sum())
 
 
-def sent_to(problem: Problem, state: State, ids: Ids, shared_P: Tensor | None = None) -> Sent:
-    """Return the messages to these clients; a view of one message for all, as ``for_all`` makes it, is sent once."""
-    down_S, b_SR = messages(problem, state, ids)
-    return Sent(ids, tree_map(_once, down_S), _once(b_SR), shared_P)
+class Messages:
+    """The server's messages to the cohort. They are made in the same portions as ``arrivals`` makes them."""
+
+    def __init__(self, problem: Problem, state: State, ids: Ids, shared_P: Tensor | None = None) -> None:
+        self._problem, self._state, self._ids, self._shared_P = problem, state, ids, shared_P
+        self._size = at_a_time(problem)
+        self._portion = lru_cache(maxsize=PORTIONS)(self._make)
+
+    def to(self, ids: Ids) -> Sent:
+        """Return the messages to these consecutive clients of the cohort."""
+        first = int(np.searchsorted(self._ids, ids[0]))
+        last, size = first + len(ids), self._size
+        parts = [
+            tree_map(lambda leaf, k=k: _rows_of(leaf, first - k, last - k), self._portion(k))
+            for k in range(first // size * size, last, size)
+        ]
+        down_S, b_SR = tree_map(_together, *parts)
+        return Sent(ids, down_S, b_SR, self._shared_P)
+
+    def _make(self, k: int) -> tuple[Any, Tensor]:
+        return messages(self._problem, self._state, self._ids[k : k + self._size])
 
 
-def _once(leaf: Tensor) -> Tensor:
-    return leaf[:1] if leaf.stride(0) == 0 else leaf
+def _rows_of(leaf: Tensor, first: int, last: int) -> Tensor:
+    """Return some rows; of a view of one row for all, as ``for_all`` makes it, that row."""
+    return leaf[:1] if leaf.stride(0) == 0 else leaf[max(0, first) : last]
+
+
+def _together(*parts: Tensor) -> Tensor:
+    same = all(len(part) == 1 and part.data_ptr() == parts[0].data_ptr() for part in parts)
+    return parts[0] if same else torch.cat(parts)
 
 
 def relayed(problem: Problem) -> Problem:
