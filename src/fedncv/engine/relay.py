@@ -87,7 +87,7 @@ class Messages:
         first = int(np.searchsorted(self._ids, ids[0]))
         last, size = first + len(ids), self._size
         parts = [
-            tree_map(lambda leaf, k=k: _rows_of(leaf, first - k, last - k), self._portion(k))
+            tree_map(lambda leaf, k=k: leaf[max(0, first - k) : last - k], self._portion(k))
             for k in range(first // size * size, last, size)
         ]
         down_S, b_SR = tree_map(_together, *parts)
@@ -97,14 +97,12 @@ class Messages:
         return messages(self._problem, self._state, self._ids[k : k + self._size])
 
 
-def _rows_of(leaf: Tensor, first: int, last: int) -> Tensor:
-    """Return some rows; of a view of one row for all, as ``for_all`` makes it, that row."""
-    return leaf[:1] if leaf.stride(0) == 0 else leaf[max(0, first) : last]
-
-
 def _together(*parts: Tensor) -> Tensor:
-    same = all(len(part) == 1 and part.data_ptr() == parts[0].data_ptr() for part in parts)
-    return parts[0] if same else torch.cat(parts)
+    """Return the rows one after the other; of a view of one row for all, as ``for_all`` makes it, that row."""
+    views = all(len(part) == 1 or part.stride(0) == 0 for part in parts)
+    if views and len({part.data_ptr() for part in parts}) == 1:
+        return parts[0][:1]
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
 def relayed(problem: Problem) -> Problem:
