@@ -3,10 +3,7 @@
 import os
 import signal
 import socket
-import sys
-import threading
 import time
-from pathlib import Path
 
 import pytest
 from agreement import same
@@ -14,7 +11,6 @@ from federations import Tiny, tiny
 
 from fedncv.cluster import connect, pool
 from fedncv.cluster.connect import ClusterError
-from fedncv.engine import ray_engine
 from fedncv.engine.problem import start
 from fedncv.engine.ray_engine import RayEngine
 from fedncv.engine.sequential import run_round
@@ -77,8 +73,6 @@ def test_a_worker_killed_in_a_round_is_replaced_and_nothing_changes(cluster, dea
     assert said.count("a worker was lost") == 1
     assert len(said.splitlines()) == 1
 
-
-# ---- slow: what takes a cluster of its own, or minutes -----------------------------------------------------
 
 slow = pytest.mark.slow
 

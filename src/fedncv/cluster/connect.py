@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 ANSWER_SECONDS = 5.0  # for the head of a cluster to accept a connection
 CHECK_SECONDS = 60.0  # for all nodes to say what they run
 LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # Ray's switch for clusters of one machine, on every system
+ORPHANS = "RAY_gcs_rpc_server_reconnect_timeout_s"  # how long Ray's own processes outlive a driver that was killed
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",  # nothing is reported to anybody
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # a worker without a GPU of its own may still see them
@@ -106,7 +107,7 @@ def _start(cpus: int, gpus: int, visible: str | None) -> None:
 
     folder = tempfile.mkdtemp(prefix="fedncv-ray-")
     everywhere = ray_constants.ENABLE_RAY_CLUSTER
-    changes = {LOOPBACK: "0"} | ({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
+    changes = {LOOPBACK: "0", ORPHANS: "10"} | ({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
     before = {name: os.environ.get(name) for name in changes}
     os.environ.update(changes)
     ray_constants.ENABLE_RAY_CLUSTER = False  # read when Ray was imported: listen on 127.0.0.1, not on all addresses
