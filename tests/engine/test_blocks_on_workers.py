@@ -34,10 +34,9 @@ def fake(monkeypatch):
         monkeypatch.setitem(sys.modules, "ray", made)
         return made
 
-    monkeypatch.setattr(ray_engine, "join", lambda _config: None)
+    monkeypatch.setattr(ray_engine.connect, "connect", lambda *_, **__: None)
     monkeypatch.setattr(pool, "TICK", 1e-9)
     monkeypatch.setattr(ray_engine.connect, "close", lambda: None)
-    monkeypatch.setattr("fedncv.engine.ray_worker.ours", dict)
     return put
 
 

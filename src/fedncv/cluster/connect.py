@@ -66,6 +66,7 @@ def connect(cluster: str, *, cpus: int, gpus: int = 0, visible: str | None = Non
 
     if ray.is_initialized():
         return
+    _silence()
     with _own_signals():
         if cluster:
             _join(cluster)
@@ -150,7 +151,7 @@ def _check_answers(cluster: str) -> None:
     """Raise ClusterError unless something listens there; Ray itself would try for a minute."""
     host, _, port = cluster.rpartition(":")
     if "/" in cluster or not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
-        raise ClusterError(f'cluster must be auto, HOST:PORT such as 10.0.0.5:6379, or empty, not {cluster!r}')
+        raise ClusterError(f"cluster must be auto, HOST:PORT such as 10.0.0.5:6379, or empty, not {cluster!r}")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_SECONDS).close()
     except OSError as error:
@@ -158,6 +159,13 @@ def _check_answers(cluster: str) -> None:
             f"no Ray cluster answers at {cluster} ({error.strerror or error}); check the address that "
             "`ray start --head` printed, and that this machine can reach its port"
         ) from None
+
+
+def _silence() -> None:
+    """Keep the log of a lost machine off the terminal; our own line says what is done about it."""
+    from ray._private import worker
+
+    worker.print_to_stdstream = lambda *_, **__: None
 
 
 @contextlib.contextmanager
@@ -193,19 +201,10 @@ def check_nodes() -> None:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     def theirs() -> dict[str, str]:  # sent by value, because a function of ours would need our package to be there
-        import platform
-        from importlib.metadata import PackageNotFoundError, version
-
         try:
             from fedncv.cluster.connect import ours
         except ImportError:
-            found = {"Python": platform.python_version(), "fedncv": "not installed"}
-            for name in ("ray", "torch"):
-                try:
-                    found[name.replace("ray", "Ray")] = version(name)
-                except PackageNotFoundError:
-                    found[name.replace("ray", "Ray")] = "not installed"
-            return found
+            return {"fedncv": "not installed"}
         return ours()
 
     nodes = [node for node in ray.nodes() if node["Alive"]]
@@ -221,17 +220,19 @@ def check_nodes() -> None:
             found = ray.get(answer, timeout=CHECK_SECONDS)
         except ray.exceptions.GetTimeoutError:
             raise ClusterError(f"node {name} of the cluster did not answer within {CHECK_SECONDS:g} s") from None
-        except ray.exceptions.RayError as error:
+        except ray.exceptions.RayTaskError as error:
             raise ClusterError(f"node {name} of the cluster cannot run a task: {_first_line(error)}") from None
+        except ray.exceptions.RayError:  # the node is gone, or is going: its workers will say so
+            continue
         refuse_others(name, here, found)
 
 
 def refuse_others(name: str, here: dict[str, str], found: dict[str, str]) -> None:
     """Raise ClusterError if a node runs other versions than this machine."""
-    for what, value in here.items():
-        if found[what] != value:
+    for what, theirs in found.items():
+        if theirs != here[what]:
             raise ClusterError(
-                f"node {name} of the cluster has {what} {found[what]}, and this machine has {value}; "
+                f"node {name} of the cluster has {what} {theirs}, and this machine has {here[what]}; "
                 "install the same version on all machines"
             )
 

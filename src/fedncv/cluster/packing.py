@@ -46,7 +46,7 @@ def pack(value: Any) -> Packed:
         if id(tensor) not in places:
             flat = tensor.detach().cpu().contiguous().reshape(-1)
             if flat.stride(0) != 1:  # one number of an expanded tensor
-                    flat = torch.empty(flat.shape, dtype=flat.dtype).copy_(flat)
+                flat = torch.empty(flat.shape, dtype=flat.dtype).copy_(flat)
             places[id(tensor)] = tensor, (len(parts), tensor.dtype, tuple(tensor.shape), tensor.is_cuda)
             parts.append(flat.view(torch.uint8).numpy())
         return places[id(tensor)][1]

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from fedncv import termination
 from fedncv.cluster.connect import ClusterError, reason_of
 
 TRIES = 3  # deaths of the worker of one task before the work stops
@@ -47,17 +48,22 @@ class Worker:
     task: int | None = None
     answer: Any = None
     began: float = 0.0
-    about: Any = None  # what it answered first
     data: dict[Any, bytes] = field(default_factory=dict)  # what the caller believes that it has
 
 
 class Pool:
     """Workers of one kind."""
 
-    def __init__(self, start: Callable[[], tuple[Any, Any]], wanted: Callable[[], int]) -> None:
-        """``start`` returns an actor and a reference to its first answer; ``wanted`` is the number of workers now."""
+    def __init__(
+        self, start: Callable[[], tuple[Any, Any]], wanted: Callable[[], int], greet: Callable[[Any], None]
+    ) -> None:
+        """``start`` returns an actor and a reference to its first answer, which ``greet`` receives or refuses.
+
+        ``wanted`` is the number of workers for which there is room now.
+        """
         self.workers: list[Worker] = []
-        self._start, self._wanted = start, wanted
+        self._start, self._wanted, self._greet = start, wanted, greet
+        self._failed_starts = 0
         self._numbers = itertools.count()
         self._seconds: dict[Any, float] = {}  # per size, of each pace
         self._looked = 0.0
@@ -72,15 +78,16 @@ class Pool:
         """Return the seconds of a task as far as they were measured; before that, its size."""
         return task.size * self._seconds.get(task.pace, 1.0)
 
-    def first(self) -> Worker:
-        """Wait for one worker that is ready, and return it."""
-        while True:
-            self._fill()
-            ready = [worker for worker in self.workers if worker.starting is None]
-            if ready:
-                return ready[0]
-            self._check_somebody()
-            self._receive([])
+    def wait(self) -> None:
+        """Wait for one worker that is ready."""
+        with termination.noting() as check:
+            while True:
+                check()
+                self._fill()
+                if any(worker.starting is None for worker in self.workers):
+                    return
+                self._check_somebody()
+                self._receive([])
 
     def map(
         self,
@@ -98,30 +105,31 @@ class Pool:
         waiting = sorted(range(len(tasks)), key=lambda i: self.expected(tasks[i]))  # taken from the end
         deaths = [0] * len(tasks)
         left = len(tasks)
-        while left:
-            self._fill()
-            for worker in self.workers:
-                if waiting and worker.starting is None and worker.task is None:
-                    longest = waiting[: -LOOK - 1 : -1]
-                    i = max(longest, key=lambda i: holds(worker, i))
-                    waiting.remove(i)
-                    worker.task, worker.began = i, time.monotonic()
-                    worker.answer = submit(worker, i)
-            self._check_somebody()
-            for worker, answer in self._receive(tasks, deaths):
-                i = worker.task
-                assert i is not None
-                if isinstance(answer, Died):
-                    worker.task = None
-                    self._retry(i, tasks, deaths, answer.reason)
-                    waiting.append(i)
-                    continue
-                worker.answer = take(worker, i, answer)
-                if worker.answer is None:
-                    if tasks[i].size:
-                        self._seconds[tasks[i].pace] = (time.monotonic() - worker.began) / tasks[i].size
-                    worker.task = None
-                    left -= 1
+        with termination.noting() as check:
+            while left:
+                check()
+                self._fill()
+                for worker in self.workers:
+                    if waiting and worker.starting is None and worker.task is None:
+                        longest = waiting[: -LOOK - 1 : -1]
+                        i = max(longest, key=lambda i: holds(worker, i))
+                        waiting.remove(i)
+                        worker.task, worker.began = i, time.monotonic()
+                        worker.answer = submit(worker, i)
+                self._check_somebody()
+                for worker, answer in self._receive(tasks, deaths):
+                    i = worker.task
+                    assert i is not None
+                    if isinstance(answer, Died):
+                        self._retry(i, tasks, deaths, answer.reason)
+                        waiting.append(i)
+                        continue
+                    worker.answer = take(worker, i, answer)
+                    if worker.answer is None:
+                        if tasks[i].size:
+                            self._seconds[tasks[i].pace] = (time.monotonic() - worker.began) / tasks[i].size
+                        worker.task = None
+                        left -= 1
 
     def _retry(self, i: int, tasks: Sequence[Task], deaths: list[int], reason: str) -> None:
         deaths[i] += 1
@@ -160,8 +168,9 @@ class Pool:
                     self._cannot_start(answer.reason)
                     continue
             if worker.starting is not None:
-                worker.starting, worker.about = None, answer
+                worker.starting = None
                 self._failed_starts = 0
+                self._greet(answer)
                 continue
             found.append((worker, answer))
         return found + self._hung(tasks, deaths, arrived)
@@ -195,8 +204,6 @@ class Pool:
         self._looked = time.monotonic()
         for _ in range(self._wanted() - len(self.workers)):
             self.workers.append(Worker(next(self._numbers), *self._start()))
-
-    _failed_starts = 0
 
     def _cannot_start(self, reason: str) -> None:
         self._failed_starts += 1

@@ -60,9 +60,9 @@ def decide(problems: Sequence[Problem]) -> Choice:
         where = "a GPU" if on_gpu else sys.platform
         raise ValueError(f"engine=processes forks, which does not work on {where}; use sequential or auto")
     if name == "ray":
-        from fedncv.engine.ray_engine import join
+        from fedncv.engine.ray_engine import prepare
 
-        join(config)
+        prepare(problems[0])
     if name == "auto":
         name = "stacked" if on_gpu else "processes" if _worth_forking(problems) else "sequential"
     if config.layers == "compiled" and (on_gpu or name in ("stacked", "streams")):

@@ -20,14 +20,15 @@ import torch
 from torch import Tensor
 
 from fedncv.cluster import connect
-from fedncv.cluster.connect import ClusterError, refuse_others
-from fedncv.cluster.packing import CannotPackError, pack, unpack
+from fedncv.cluster.connect import ClusterError, ours, refuse_others
+from fedncv.cluster.packing import CannotPackError, Packed, pack, unpack
 from fedncv.cluster.pool import Pool, Task, Worker
 from fedncv.config import OBJECTS, RunConfig
 from fedncv.engine.evaluate import shared_model, summary, summary_before
 from fedncv.engine.gradients import Gradients, collected
 from fedncv.engine.loops import Loops, with_loops
 from fedncv.engine.problem import DivergedError, Kept, Problem, Settled, State
+from fedncv.engine.processes import num_cores
 from fedncv.engine.ray_worker import BlockWorker, Done, Failed, Job, Missing, Setup, Started
 from fedncv.engine.relay import Block, Kind, Messages, blocks_of, everybody, num_samples
 from fedncv.engine.round import Draw, draw, settle
@@ -63,17 +64,13 @@ class RayEngine:
         self._config = first.config
         self._names: dict[tuple[int, int], tuple[Kept, bytes]] = {}  # rows in memory that were named before
         self._layers = [before[0] if before and on_gpu else ""] * len(problems)
-        join(first.config)
-        self._gpus = _gpus_each(first.config) if on_gpu else 0.0
+        self._gpus = join(first.config)
         self._setup = Setup(sys.path[:], first.config.code_dir, "", compiled)
         self._packed = _packed(self.problems)
-        self._pool = Pool(self._start, self._wanted)
+        self._ours = ours()
+        self._pool = Pool(self._start, self._wanted, self._greet)
         try:
-            self._check_room()
-            started: Started = self._pool.first().about
-            if started.failed:
-                raise ClusterError(f"a worker cannot start: {started.failed}")
-            self._layers = started.layers
+            self._pool.wait()
         except BaseException:
             self.close()
             raise
@@ -142,9 +139,7 @@ class RayEngine:
         (found,) = one._run("gradients", [problem], [state], [drawn], [None])
         return collected(problem, [moments for each in found for moments in each])
 
-    def _scored(
-        self, kind: Kind, states: Sequence[State], shared: Sequence[Tensor | None]
-    ) -> list[dict[int, Any]]:
+    def _scored(self, kind: Kind, states: Sequence[State], shared: Sequence[Tensor | None]) -> list[dict[int, Any]]:
         """Return the results of the clients that are scored, run by run."""
         problems = [problem.at(state.round).in_use for problem, state in zip(self.problems, states, strict=True)]
         drawn = [everybody(problem.scored) for problem in problems]
@@ -245,26 +240,18 @@ class RayEngine:
         actor = actors.remote(self._setup._replace(layers=self._layers[0]), *self._packed)
         return actor, actor.started.remote()
 
+    def _greet(self, started: Started) -> None:
+        """Raise ClusterError if a worker could not start, or runs other versions than this process."""
+        refuse_others(started.host, self._ours, started.versions)
+        if started.failed:
+            raise ClusterError(f"a worker cannot start on {started.host}: {started.failed}")
+        self._layers[:] = started.layers  # the other workers will use the same
+
     def _wanted(self) -> int:
         """Return the number of workers for which the cluster has room; the first one alone chooses the layers."""
         if self._gpus and not self._layers[0]:
             return 1
-        return min(self._config.workers or sys.maxsize, max(1, self._room()))
-
-    def _room(self) -> int:
-        there = connect.resources()
-        rooms = [there.get("CPU", 0.0)] + ([there.get("GPU", 0.0) / self._gpus] if self._gpus else [])
-        return int(min(rooms) + 1e-9)
-
-    def _check_room(self) -> None:
-        asked, room = self._config.workers, self._room()
-        if room < max(1, asked):
-            there = connect.resources()
-            raise ClusterError(
-                f"{asked or 1} workers need {asked or 1} CPUs{f' and {(asked or 1) * self._gpus:g} GPUs' * bool(self._gpus)}, "
-                f"but the cluster has {there.get('CPU', 0):g} CPUs and {there.get('GPU', 0):g} GPUs; "
-                f"use at most {room} workers, or leave workers at 0 to use what is there"
-            )
+        return min(self._config.workers or sys.maxsize, max(1, room(self._gpus)))
 
 
 class Store:
@@ -292,10 +279,18 @@ class Store:
         return arguments
 
 
-def join(config: RunConfig) -> None:
-    """Connect to the run's cluster, or start one on this machine with a CPU for every worker."""
+def prepare(problem: Problem) -> None:
+    """Raise ClusterError if the run's cluster cannot be used, has too little room, or cannot be sent the problem."""
+    join(problem.config)
+    _words_of([problem])
+
+
+def join(config: RunConfig) -> float:
+    """Connect to the run's cluster, or start one on this machine; return the share of a GPU for each worker.
+
+    Raise ClusterError if there is no room for as many workers as are asked for.
+    """
     on_gpu = config.device != "cpu"
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     gpus, visible = 0, None
     if on_gpu:
         gpus = torch.cuda.device_count()
@@ -303,34 +298,47 @@ def join(config: RunConfig) -> None:
             number = int(config.device.partition(":")[2])
             names = [each for each in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if each]
             gpus, visible = 1, names[number] if names else str(number)
-    connect.connect(config.cluster, cpus=max(cores, config.workers if on_gpu else 0), gpus=gpus, visible=visible)
+    cpus = max(num_cores(), config.workers if on_gpu else 0)
+    connect.connect(config.cluster, cpus=cpus, gpus=gpus, visible=visible)
+    asked, there = max(1, config.workers), connect.resources()
+    each = 1.0 / max(1, -int(-asked // max(1.0, there.get("GPU", 0.0)))) if on_gpu else 0.0
+    if room(each) < asked:
+        needs = f"{asked} CPUs and {asked * each:g} GPUs" if on_gpu else f"{asked} CPUs"
+        raise ClusterError(
+            f"{asked} workers need {needs}, but the cluster has {there.get('CPU', 0.0):g} CPUs and "
+            f"{there.get('GPU', 0.0):g} GPUs; use at most {room(each)} workers, or leave workers at 0 to use what is there"
+        )
+    return each
 
 
-def _gpus_each(config: RunConfig) -> float:
-    """Return the share of a GPU for each worker: a whole one, or less if more workers than GPUs are asked for."""
-    there = connect.resources().get("GPU", 0.0)
-    if not there:
-        raise ClusterError("device is cuda, but no machine of the cluster has a GPU; use device cpu, or start Ray on one")
-    return 1.0 / max(1, -int(-max(1, config.workers) // there))
+def room(gpus_each: float) -> int:
+    """Return the number of workers that fit on the cluster's machines."""
+    there = connect.resources()
+    rooms = [there.get("CPU", 0.0)] + ([there.get("GPU", 0.0) / gpus_each] if gpus_each else [])
+    return int(min(rooms) + 1e-9)
 
 
 def _packed(problems: Sequence[Problem]) -> Any:
     """Put the problems into the object store: without samples, and the samples, which workers read where they lie."""
     import ray
 
-    bare = [
-        problem._replace(
-            dataset=problem.dataset._replace(x=problem.dataset.x[:0], y=problem.dataset.y[:0], groups=None, owners=None),
-            config=replace(problem.config, engine="auto", per_round=min(problem.config.per_round, problem.config.block)),
-        )
-        for problem in problems
-    ]
+    words = _words_of(problems)
     samples = [problem.dataset._replace(groups=None, owners=None) for problem in problems]
+    return ray.put(words.words), ray.put(words.parts), ray.put(pack(samples))
+
+
+def _words_of(problems: Sequence[Problem]) -> Packed:
+    """Pack the problems without samples, as workers have them: with the engine of their device, for one block."""
+    bare = []
+    for problem in problems:
+        config, data = problem.config, problem.dataset
+        empty = data._replace(x=data.x[:0], y=data.y[:0], groups=None, owners=None)
+        config = replace(config, engine="auto", per_round=min(config.per_round, config.block))
+        bare.append(problem._replace(dataset=empty, config=config))
     try:
-        words, parts = pack(bare)
+        return pack(bare)
     except CannotPackError as error:
         raise ClusterError(_unpacked(problems[0], str(error))) from None
-    return ray.put(words), ray.put(parts), ray.put(pack(samples))
 
 
 def _unpacked(problem: Problem, reason: str) -> str:

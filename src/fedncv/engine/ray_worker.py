@@ -7,6 +7,7 @@ cache, so that a job names a row, and carries it only if the worker lacks it.
 
 import contextlib
 import os
+import socket
 import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -49,6 +50,7 @@ class Job(NamedTuple):
 class Started(NamedTuple):
     """First answer of a worker."""
 
+    host: str
     versions: dict[str, str]
     layers: list[str]
     failed: str = ""
@@ -111,7 +113,7 @@ class BlockWorker:
         self._now: dict[int, tuple[int, Problem]] = {}  # run -> round, and its problem as it is then
 
     def started(self) -> Started:
-        return Started({} if self._failed else ours(), self._layers, self._failed)
+        return Started(socket.gethostname(), ours(), self._layers, self._failed)
 
     def run(self, words: bytes, *parts: Numbers) -> tuple[bytes, list[Numbers]]:
         """Run a job, and return its packed answer: ``Done``, ``Missing`` or ``Failed``."""

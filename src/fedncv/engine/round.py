@@ -217,9 +217,7 @@ def settle(
     skipped: list[int] = []
     totals, lr = state.totals, lr_of(problem, state.round)
     for client, received_bytes, sent_bytes, trained, finite in outcomes:
-        totals = totals._replace(
-            bytes_down=totals.bytes_down + received_bytes, bytes_up=totals.bytes_up + sent_bytes
-        )
+        totals = totals._replace(bytes_down=totals.bytes_down + received_bytes, bytes_up=totals.bytes_up + sent_bytes)
         if trained is None:
             continue
         if finite:
