@@ -82,7 +82,18 @@ def test_every_setting_says_what_it_decides():
 
 
 def test_the_kinds_are_what_engines_studies_and_federations_go_by():
-    assert set(named("machine")) == {"data_dir", "code_dir", "checkpoint_every", "rows", "device", "engine", "layers"}
+    assert set(named("machine")) == {
+        "data_dir",
+        "code_dir",
+        "checkpoint_every",
+        "rows",
+        "device",
+        "engine",
+        "layers",
+        "cluster",
+        "workers",
+        "block",
+    }
     assert named("measurement") == ("metrics", "probe")
     assert set(named("own")) == {
         "seed", "lr", "schedule", "partition", "test_share", "sampling", "availability", "dropout", "stragglers",

@@ -244,15 +244,15 @@ class Settings:
         "auto", "machine", simulation_only="every client trains by itself, as with engine=sequential"
     )
     """How clients train: one after the other; stacked, all in one batch; streams, several at a time, each with its own
-    steps on a GPU; processes, on several cores; ray, on the machines of a Ray cluster (docs/scale.md). auto: the fastest
-    on this machine, on a GPU by a trial of a few steps."""
+    steps on a GPU; processes, on several cores; ray, on the machines of a Ray cluster (docs/scale.md). auto: the
+    fastest on this machine, on a GPU by a trial of a few steps."""
     cluster: str = setting("", "machine", simulation_only="every client is a machine of its own")
     """engine=ray: HOST:PORT of a Ray cluster; auto, the one that runs on this machine; empty: start one here."""
     workers: int = setting(0, "machine", simulation_only="every client is a machine of its own")
     """engine=ray: number of workers, each with one CPU, and a GPU or a share of one with device cuda; 0: as many as the
     cluster has room for, a whole GPU each."""
     block: int = setting(10, "machine", simulation_only="every client trains by itself")
-    """engine=ray: clients of the cohort that a worker trains at a time, at least 1. Their replies are summed together, so
+    """engine=ray: clients of the cohort that a worker trains at a time, at least 1. Their replies are summed together:
     the last digits depend on it, and not on the number of workers."""
     layers: Literal["auto", "torch", "compiled"] = setting(
         "auto", "machine", simulation_only="every client uses torch's layers"

@@ -1,6 +1,7 @@
 """Blocks of a cohort on workers: equal to the sequential engine, whatever happens to workers. Ray itself is a fake."""
 
 import sys
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -161,7 +162,7 @@ def test_the_sums_of_blocks_are_the_sums_of_all():
     replies = [Reply(each.client, each.trained) for each in outcomes(problem, state, everybody(np.arange(5)))]
     whole = partial(problem, replies)
     ends = [0, 2, 3, 5]
-    first, *others = [partial(problem, replies[a:b]) for a, b in zip(ends, ends[1:], strict=False)]
+    first, *others = [partial(problem, replies[a:b]) for a, b in pairwise(ends)]
     for other in others:
         first = first.plus(other)
     close(tuple(first), tuple(whole))
@@ -251,9 +252,8 @@ class Unpicklable:
 
 def test_an_object_that_cannot_be_sent_is_named_with_the_remedy(fake):
     fake(1)
-    lock = Unpicklable()
     problem = tiny("fedavg", **BLOCK)
-    method = problem.method._replace(finish=lambda *given, lock=lock: problem.method.finish(*given))
+    method = problem.method._replace(finish=Unpicklable())
     with pytest.raises(ClusterError, match=r'method cannot be sent .*open file.*by name: method="module:function"'):
         RayEngine([problem._replace(method=method)])
 

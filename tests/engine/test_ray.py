@@ -27,9 +27,9 @@ SETTINGS = {"sizes": (20, 13, 9, 18, 31), "engine": "ray", "block": 2, "straggle
 def cluster():
     """A Ray of this process with room for three workers; engines use it and leave it alone."""
     connect.connect("", cpus=3)
-    local, connect._local = connect._local, None  # as if a program had connected by itself
+    folder, connect._ours.folder = connect._ours.folder, ""  # as if a program had connected by itself
     yield
-    connect._local = local
+    connect._ours.folder = folder
     connect.close()
 
 
@@ -60,7 +60,7 @@ def deadly(deaths):
 
 
 def test_a_worker_killed_in_a_round_is_replaced_and_nothing_changes(cluster, deadly, deaths, capfd):
-    expected, row = run_round(deadly, start(deadly))
+    _, row = run_round(deadly, start(deadly))
     with RayEngine([deadly]) as engine:
         ((calm, calm_row),) = engine.run_rounds([start(deadly)])
         deaths.write_text("k")

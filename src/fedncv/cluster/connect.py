@@ -11,6 +11,7 @@ with one line that names the remedy.
 import contextlib
 import hashlib
 import importlib.util
+import logging
 import os
 import platform
 import shutil
@@ -19,9 +20,10 @@ import socket
 import tempfile
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 ANSWER_SECONDS = 5.0  # for the head of a cluster to accept a connection
 CHECK_SECONDS = 60.0  # for all nodes to say what they run
@@ -37,14 +39,15 @@ class ClusterError(ValueError):
     """The cluster cannot be used; the message says why, and what to do."""
 
 
-class Local(NamedTuple):
-    """A cluster that this process has started."""
+@dataclass
+class Ours:
+    """What this process has opened, and so closes; Ray itself has one connection per process."""
 
-    folder: str  # of its sockets and logs
+    folder: str = ""  # sockets and logs of the cluster that it has started
+    joined: bool = False
 
 
-_local: Local | None = None
-_joined = False  # by us, and not by the program around us
+_ours = Ours()
 
 
 def check_installed() -> None:
@@ -81,28 +84,26 @@ def connect(cluster: str, *, cpus: int, gpus: int = 0, visible: str | None = Non
 
 def close() -> None:
     """Leave the cluster, and end it if this process has started it."""
-    global _local, _joined  # noqa: PLW0603  # Ray has one connection per process, too
-    if not (_local or _joined):
+    if not (_ours.folder or _ours.joined):
         return
     import ray
 
     with _own_signals():
         ray.shutdown()
-    if _local:
-        shutil.rmtree(_local.folder, ignore_errors=True)
-    _local, _joined = None, False
+    if _ours.folder:
+        shutil.rmtree(_ours.folder, ignore_errors=True)
+    _ours.folder, _ours.joined = "", False
 
 
 def resources() -> dict[str, float]:
     """Return the CPUs and GPUs of all machines that are alive, whoever uses them."""
     import ray
 
-    found: dict[str, float] = ray.cluster_resources()
+    found: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
     return found
 
 
 def _start(cpus: int, gpus: int, visible: str | None) -> None:
-    global _local  # noqa: PLW0603
     import ray
     from ray._private import ray_constants
 
@@ -115,7 +116,7 @@ def _start(cpus: int, gpus: int, visible: str | None) -> None:
     try:
         ray.init(
             address="local", num_cpus=cpus, num_gpus=gpus, include_dashboard=False, log_to_driver=False,
-            logging_level="critical", configure_logging=False, _temp_dir=folder,
+            logging_level=logging.CRITICAL, configure_logging=False, _temp_dir=folder,
         )  # fmt: skip
     except Exception as error:
         ray.shutdown()
@@ -127,15 +128,14 @@ def _start(cpus: int, gpus: int, visible: str | None) -> None:
             os.environ.pop(name)
             if value is not None:
                 os.environ[name] = value
-    _local = Local(folder)
+    _ours.folder = folder
 
 
 def _join(cluster: str) -> None:
-    global _joined  # noqa: PLW0603
     import ray
 
     try:
-        ray.init(address=cluster, log_to_driver=False, logging_level="critical", configure_logging=False)
+        ray.init(address=cluster, log_to_driver=False, logging_level=logging.CRITICAL, configure_logging=False)
     except Exception as error:
         ray.shutdown()
         if cluster == "auto" and isinstance(error, ConnectionError):
@@ -144,7 +144,7 @@ def _join(cluster: str) -> None:
                 'address as HOST:PORT, or leave cluster empty (--cluster "") to use this machine alone'
             ) from None
         raise ClusterError(f"cannot join the Ray cluster {cluster!r}: {_first_line(error)}") from None
-    _joined = True
+    _ours.joined = True
 
 
 def _check_answers(cluster: str) -> None:
@@ -207,7 +207,7 @@ def check_nodes() -> None:
             return {"fedncv": "not installed"}
         return ours()
 
-    nodes = [node for node in ray.nodes() if node["Alive"]]
+    nodes = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
     task = ray.remote(num_cpus=0, max_retries=0)(theirs)
     asked = [
         task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)).remote()

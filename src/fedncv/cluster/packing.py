@@ -33,7 +33,7 @@ def pack(value: Any) -> Packed:
     """Pack any value that cloudpickle can pickle, functions and classes of a script included."""
     import ray.cloudpickle as cloudpickle
 
-    class Pickler(cloudpickle.Pickler):  # type: ignore[misc, name-defined]
+    class Pickler(cloudpickle.Pickler):
         def persistent_id(self, found: Any) -> Any:
             if type(found) is not Tensor or found.layout != torch.strided:
                 return None
@@ -53,7 +53,7 @@ def pack(value: Any) -> Packed:
 
     words = io.BytesIO()
     try:
-        Pickler(words, protocol=5).dump(value)
+        Pickler(words, protocol=5).dump(value)  # type: ignore[no-untyped-call]
     except Exception as error:  # of any object's own __reduce__
         raise CannotPackError(f"{type(error).__name__}: {error}".splitlines()[0]) from None
     return Packed(words.getvalue(), parts)

@@ -118,8 +118,8 @@ class Pool:
                         worker.answer = submit(worker, i)
                 self._check_somebody()
                 for worker, answer in self._receive(tasks, deaths):
+                    assert worker.task is not None
                     i = worker.task
-                    assert i is not None
                     if isinstance(answer, Died):
                         self._retry(i, tasks, deaths, answer.reason)
                         waiting.append(i)

@@ -88,7 +88,7 @@ def engine_for(problems: Sequence[Problem], *, before: Sequence[str] = ()) -> En
     if choice.engine == "ray":
         from fedncv.engine.ray_engine import RayEngine
 
-        return RayEngine(problems, compiled=any(choice.compiled), before=before)
+        return RayEngine(problems, on_gpu=on_gpu, compiled=any(choice.compiled), before=before)
     if choice.engine in ("stacked", "streams"):
         return on_gpu(problems, before=before) or SequentialEngine(problems)
     problems = _with_layers(problems, choice.compiled, before or [""] * len(problems))

@@ -11,7 +11,7 @@ What clients keep is in the driver's rows, and in its checkpoints. Workers cache
 import copy
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
@@ -30,7 +30,7 @@ from fedncv.engine.loops import Loops, with_loops
 from fedncv.engine.problem import DivergedError, Kept, Problem, Settled, State
 from fedncv.engine.processes import num_cores
 from fedncv.engine.ray_worker import BlockWorker, Done, Failed, Job, Missing, Setup, Started
-from fedncv.engine.relay import Block, Kind, Messages, blocks_of, everybody, num_samples
+from fedncv.engine.relay import Kind, Messages, blocks_of, everybody, num_samples
 from fedncv.engine.round import Draw, draw, settle
 from fedncv.rows import Rows, name_of
 from fedncv.tree import num_bytes
@@ -51,21 +51,28 @@ class RayEngine:
     name = "ray"
     why = ""
 
-    def __init__(self, problems: Sequence[Problem], *, compiled: bool = False, before: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        problems: Sequence[Problem],
+        *,
+        on_gpu: Callable[..., Any] | None = None,
+        compiled: bool = False,
+        before: Sequence[str] = (),
+    ) -> None:
         first = problems[0]
         self.problems = list(problems)
         self.traffic = Traffic()
         self._places = list(range(len(problems)))  # index of each run among those that the workers hold
-        on_gpu = first.model.start_P.is_cuda
+        is_cuda = first.model.start_P.is_cuda
         self._servers = self.problems
-        if on_gpu:
+        if is_cuda:
             loops = Loops(first.model)
             self._servers = [with_loops(problem, loops) for problem in problems]
         self._config = first.config
         self._names: dict[tuple[int, int], tuple[Kept, bytes]] = {}  # rows in memory that were named before
-        self._layers = [before[0] if before and on_gpu else ""] * len(problems)
+        self._layers = [before[0] if before and is_cuda else ""] * len(problems)
         self._gpus = join(first.config)
-        self._setup = Setup(sys.path[:], first.config.code_dir, "", compiled)
+        self._setup = Setup(sys.path[:], first.config.code_dir, "", compiled, on_gpu)
         self._packed = _packed(self.problems)
         self._ours = ours()
         self._pool = Pool(self._start, self._wanted, self._greet)
@@ -236,8 +243,8 @@ class RayEngine:
     def _start(self) -> tuple[Any, Any]:
         import ray
 
-        actors = ray.remote(num_cpus=1, num_gpus=self._gpus, max_restarts=0, max_task_retries=0)(BlockWorker)
-        actor = actors.remote(self._setup._replace(layers=self._layers[0]), *self._packed)
+        actors: Any = ray.remote(num_cpus=1, num_gpus=self._gpus, max_restarts=0, max_task_retries=0)(BlockWorker)
+        actor: Any = actors.remote(self._setup._replace(layers=self._layers[0]), *self._packed)
         return actor, actor.started.remote()
 
     def _greet(self, started: Started) -> None:
@@ -306,7 +313,7 @@ def join(config: RunConfig) -> float:
         needs = f"{asked} CPUs and {asked * each:g} GPUs" if on_gpu else f"{asked} CPUs"
         raise ClusterError(
             f"{asked} workers need {needs}, but the cluster has {there.get('CPU', 0.0):g} CPUs and "
-            f"{there.get('GPU', 0.0):g} GPUs; use at most {room(each)} workers, or leave workers at 0 to use what is there"
+            f"{there.get('GPU', 0.0):g} GPUs; use at most {room(each)} workers, or workers=0 to use what is there"
         )
     return each
 

@@ -1,4 +1,4 @@
-"""A worker of ``engine=ray``: one process that holds the runs' problems on its own device, and trains block after block.
+"""A worker of ``engine=ray``: a process that holds the runs' problems on its own device, and trains block after block.
 
 It is an ordinary class, which Ray makes an actor of. On a CPU it trains one client after the other, with the bits of
 the sequential engine; on a GPU with the engine that ``choose`` takes there. Clients' rows that it has seen stay in its
@@ -9,10 +9,9 @@ import contextlib
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from fedncv.cluster.connect import ours
@@ -36,6 +35,7 @@ class Setup(NamedTuple):
     code_dir: str
     layers: str  # of the other workers, which this one must also use; empty: choose
     compiled: bool
+    on_gpu: Callable[..., Any] | None  # ``choose.on_gpu``
 
 
 class Job(NamedTuple):
@@ -98,10 +98,8 @@ class BlockWorker:
         contextlib.ExitStack().enter_context(arithmetic(config))  # for as long as this process lives
         device = problems[0].model.start_P.device
         self._engine: Any = None
-        if device.type == "cuda":
-            from fedncv.engine.choose import on_gpu
-
-            self._engine = on_gpu(problems, before=[setup.layers])
+        if device.type == "cuda" and setup.on_gpu:
+            self._engine = setup.on_gpu(problems, before=[setup.layers])
             self._engines = [self._engine.only([j]) for j in range(len(problems))] if self._engine else []
         elif setup.compiled:
             from fedncv.engine.cpu_fused import fused
@@ -122,13 +120,13 @@ class BlockWorker:
             answer: Any = self._run(job)
         except Exception as error:
             answer = Failed(_words(error))
-        return tuple(pack(answer))
+        packed = pack(answer)
+        return packed.words, packed.parts
 
     def _run(self, job: Job) -> Missing | Done:
         block, cache = job.block, self._caches[job.block.run]
-        for kept in job.rows.values():
-            if num_bytes(kept):
-                cache.put(kept)
+        for row in job.rows.values():
+            cache.put(row)
         kept = {u: job.rows.get(u) or cache.get(name) for u, name in job.names.items()}
         if missing := [u for u, row in kept.items() if row is None]:
             return Missing(missing)
