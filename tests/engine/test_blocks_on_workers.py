@@ -14,6 +14,7 @@ from fedncv.cluster import pool
 from fedncv.cluster.connect import ClusterError
 from fedncv.cluster.packing import pack, unpack
 from fedncv.engine import evaluate, ray_engine
+from fedncv.engine.choose import on_gpu
 from fedncv.engine.gradients import of_run
 from fedncv.engine.problem import DivergedError, arrivals, start
 from fedncv.engine.ray_engine import RayEngine
@@ -93,6 +94,29 @@ def test_personal_statistics_and_rows_on_disk_come_back_to_their_clients(name, f
     close(state._replace(kept=dict(state.kept)), expected)
     assert before == [evaluate.before(problem, state)]
     assert after == [evaluate.after(problem, state)]
+
+
+@pytest.mark.parametrize("name", ["scaffold", pytest.param(FULL_FEDNCV, marks=pytest.mark.slow), "fedrep"])
+def test_workers_on_a_gpu_train_a_block_as_one_stack(name, fake):
+    """Here on a CPU, where the stacked engine runs as well."""
+    problems = [tiny(name, seed=seed, **HARD, **BLOCK) for seed in (0, 1)]
+    made = fake(2)
+    states = [start(problem) for problem in problems]
+    expected = list(states)
+    with RayEngine(problems, on_gpu=on_gpu) as engine:
+        assert engine.layers == ["stacked", "stacked"]
+        for _ in range(2):
+            settled = engine.run_rounds(states)
+            for j, problem in enumerate(problems):
+                expected[j], row = run_round(problem, expected[j])
+                close_rows(settled[j][1], row)
+            states = [state for state, _ in settled]
+        close(tuple(states), tuple(expected))
+        for j, problem in enumerate(problems):
+            close_rows(engine.before(states)[j], evaluate.before(problem, expected[j]))
+            close_rows(engine.after(states)[j], evaluate.after(problem, expected[j]))
+        close(tuple(engine.gradients(states)), tuple(map(of_run, problems, expected)))
+    assert made.started == 2
 
 
 def test_deaths_change_nothing_and_a_block_that_kills_its_workers_is_named(fake, capsys):

@@ -88,7 +88,8 @@ def engine_for(problems: Sequence[Problem], *, before: Sequence[str] = ()) -> En
     if choice.engine == "ray":
         from fedncv.engine.ray_engine import RayEngine
 
-        return RayEngine(problems, on_gpu=on_gpu, compiled=any(choice.compiled), before=before)
+        is_cuda = problems[0].model.start_P.is_cuda
+        return RayEngine(problems, on_gpu=on_gpu if is_cuda else None, compiled=any(choice.compiled), before=before)
     if choice.engine in ("stacked", "streams"):
         return on_gpu(problems, before=before) or SequentialEngine(problems)
     problems = _with_layers(problems, choice.compiled, before or [""] * len(problems))

@@ -70,7 +70,7 @@ class RayEngine:
             self._servers = [with_loops(problem, loops) for problem in problems]
         self._config = first.config
         self._names: dict[tuple[int, int], tuple[Kept, bytes]] = {}  # rows in memory that were named before
-        self._layers = [before[0] if before and is_cuda else ""] * len(problems)
+        self._layers = [before[0] if before and on_gpu else ""] * len(problems)
         self._gpus = join(first.config)
         self._setup = Setup(sys.path[:], first.config.code_dir, "", compiled, on_gpu)
         self._packed = _packed(self.problems)

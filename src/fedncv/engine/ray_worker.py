@@ -35,7 +35,7 @@ class Setup(NamedTuple):
     code_dir: str
     layers: str  # of the other workers, which this one must also use; empty: choose
     compiled: bool
-    on_gpu: Callable[..., Any] | None  # ``choose.on_gpu``
+    on_gpu: Callable[..., Any] | None  # ``choose.on_gpu``; None on a CPU
 
 
 class Job(NamedTuple):
@@ -98,7 +98,7 @@ class BlockWorker:
         contextlib.ExitStack().enter_context(arithmetic(config))  # for as long as this process lives
         device = problems[0].model.start_P.device
         self._engine: Any = None
-        if device.type == "cuda" and setup.on_gpu:
+        if setup.on_gpu:
             self._engine = setup.on_gpu(problems, before=[setup.layers])
             self._engines = [self._engine.only([j]) for j in range(len(problems))] if self._engine else []
         elif setup.compiled:
