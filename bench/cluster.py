@@ -10,6 +10,7 @@ take turns, one round each, so that a busy machine slows both; the ratio is the 
 import argparse
 import time
 from statistics import median
+from typing import Literal
 
 import torch
 from study import machine
@@ -51,7 +52,13 @@ def main() -> None:
                     compare(arguments, clients, per_round, workers)
 
 
-def problem_of(arguments: argparse.Namespace, clients: int, per_round: int, engine: str, workers: int) -> Problem:
+def problem_of(
+    arguments: argparse.Namespace,
+    clients: int,
+    per_round: int,
+    engine: Literal["auto", "sequential", "ray"],
+    workers: int,
+) -> Problem:
     return build(
         RunConfig(
             data=f"synthetic:clients={clients},samples={arguments.samples}",
@@ -73,7 +80,7 @@ def problem_of(arguments: argparse.Namespace, clients: int, per_round: int, engi
 
 def compare(arguments: argparse.Namespace, clients: int, per_round: int, workers: int) -> None:
     """Time rounds of both engines in turns, and print a line."""
-    alone = "sequential" if arguments.device == "cpu" else "auto"
+    alone: Literal["auto", "sequential"] = "sequential" if arguments.device == "cpu" else "auto"
     here = engine_for([problem_of(arguments, clients, per_round, alone, 0)])
     began = time.perf_counter()
     there = engine_for([problem_of(arguments, clients, per_round, "ray", workers)])

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 from fedncv import termination
@@ -21,6 +22,7 @@ TRIES = 3  # deaths of the worker of one task before the work stops
 LOOK = 4  # of the longest tasks that wait, a worker may take the one whose data it has
 HUNG_FACTOR, HUNG_FLOOR = 20.0, 120.0  # a task is hung after so many times its expected seconds, and at least so many
 NOBODY_SECONDS = 120.0  # without a single worker, before the work stops
+AHEAD = 2  # tasks that a worker has at a time, while enough wait: it starts the next one without waiting for us
 TICK = 1.0  # seconds between looks at the clock and the cluster
 
 
@@ -39,15 +41,22 @@ class Died(NamedTuple):
 
 
 @dataclass
+class Call:
+    """A task that a worker has."""
+
+    task: int
+    answer: Any
+    began: float
+
+
+@dataclass
 class Worker:
     """An actor, and what it does now."""
 
     number: int
     actor: Any
     starting: Any  # reference to its first answer; None as soon as it is there
-    task: int | None = None
-    answer: Any = None
-    began: float = 0.0
+    calls: list[Call] = field(default_factory=list)  # it runs the first one
     data: dict[Any, bytes] = field(default_factory=dict)  # what the caller believes that it has
 
 
@@ -109,27 +118,31 @@ class Pool:
             while left:
                 check()
                 self._fill()
-                for worker in self.workers:
-                    if waiting and worker.starting is None and worker.task is None:
-                        longest = waiting[: -LOOK - 1 : -1]
-                        i = max(longest, key=lambda i: holds(worker, i))
-                        waiting.remove(i)
-                        worker.task, worker.began = i, time.monotonic()
-                        worker.answer = submit(worker, i)
+                for depth in range(AHEAD):
+                    for worker in self.workers:
+                        enough = waiting if depth == 0 else len(waiting) >= len(self.workers)
+                        if enough and worker.starting is None and len(worker.calls) == depth:
+                            i = max(waiting[: -LOOK - 1 : -1], key=partial(holds, worker))
+                            waiting.remove(i)
+                            worker.calls.append(Call(i, submit(worker, i), time.monotonic()))
                 self._check_somebody()
                 for worker, answer in self._receive(tasks, deaths):
-                    assert worker.task is not None
-                    i = worker.task
+                    call = worker.calls[0]
                     if isinstance(answer, Died):
-                        self._retry(i, tasks, deaths, answer.reason)
-                        waiting.append(i)
+                        self._retry(call.task, tasks, deaths, answer.reason)
+                        waiting += [each.task for each in reversed(worker.calls)]
                         continue
-                    worker.answer = take(worker, i, answer)
-                    if worker.answer is None:
-                        if tasks[i].size:
-                            self._seconds[tasks[i].pace] = (time.monotonic() - worker.began) / tasks[i].size
-                        worker.task = None
-                        left -= 1
+                    again = take(worker, call.task, answer)
+                    if again is not None:
+                        call.answer = again
+                        continue
+                    left -= 1
+                    del worker.calls[0]
+                    now, task = time.monotonic(), tasks[call.task]
+                    if task.size:
+                        self._seconds[task.pace] = (now - call.began) / task.size
+                    for each in worker.calls[:1]:
+                        each.began = now
 
     def _retry(self, i: int, tasks: Sequence[Task], deaths: list[int], reason: str) -> None:
         deaths[i] += 1
@@ -145,8 +158,8 @@ class Pool:
         """Return the answers that arrive within a tick, and ``Died`` for workers that are lost while they work."""
         import ray
 
-        calls = {worker.starting or worker.answer: worker for worker in self.workers}
-        calls = {reference: worker for reference, worker in calls.items() if reference is not None}
+        calls = {worker.starting: worker for worker in self.workers if worker.starting is not None}
+        calls |= {worker.calls[0].answer: worker for worker in self.workers if worker.calls}
         if not calls:
             time.sleep(TICK / 10)
             return []
@@ -182,10 +195,13 @@ class Pool:
         """
         found = []
         for worker in list(self.workers):
-            if worker.task is None or worker.answer in arrived or tasks[worker.task].pace not in self._seconds:
+            if not worker.calls or worker.calls[0].answer in arrived:
                 continue
-            most = max(HUNG_FLOOR, HUNG_FACTOR * self.expected(tasks[worker.task])) * 2 ** deaths[worker.task]
-            if time.monotonic() - worker.began > most:
+            call = worker.calls[0]
+            if tasks[call.task].pace not in self._seconds:
+                continue
+            most = max(HUNG_FLOOR, HUNG_FACTOR * self.expected(tasks[call.task])) * 2 ** deaths[call.task]
+            if time.monotonic() - call.began > most:
                 self._remove(worker)
                 found.append((worker, Died(f"no answer for {most:.3g} s")))
         return found
