@@ -55,7 +55,7 @@ def rounds(problems, number):
 
 MIXING = "pfedsim:warm_up=0"
 METHODS = ["fedavg", "scaffold", FULL_FEDNCV, MIXING, "fedgen"]
-MORE = ["fedrep", "fedavg+ht", "fedavg+average", "fednova", "moon", "feddyn", "fedavg+memory"]
+MORE = ["fedrep", "fedavg+ht", "fedavg+average:share=1.0", "fednova", "moon", "feddyn", "fedavg+memory"]
 
 
 @pytest.mark.parametrize("name", METHODS + [pytest.param(name, marks=pytest.mark.slow) for name in MORE])
@@ -82,7 +82,7 @@ def test_the_numbers_do_not_depend_on_the_workers_and_are_those_of_the_sequentia
         same((gradients[j],), (of_run(problem, states[j]),))
 
 
-@pytest.mark.parametrize("name", ["fedavg+average", "scaffold"])
+@pytest.mark.parametrize("name", ["fedavg+average:share=1.0", "scaffold"])
 def test_personal_statistics_and_rows_on_disk_come_back_to_their_clients(name, fake):
     problem = tiny(name, **HARD, **BLOCK, buffers="personal", rows="disk")
     fake(3)
