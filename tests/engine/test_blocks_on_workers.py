@@ -84,7 +84,7 @@ def test_the_numbers_do_not_depend_on_the_workers_and_are_those_of_the_sequentia
 
 @pytest.mark.parametrize("name", ["fedavg+average:share=1.0", "scaffold"])
 def test_personal_statistics_and_rows_on_disk_come_back_to_their_clients(name, fake):
-    problem = tiny(name, **HARD, **BLOCK, buffers="personal", rows="disk")
+    problem = tiny(name, **BLOCK, buffers="personal", rows="disk")
     fake(3)
     (state,), _, (before, after, _) = rounds([problem], 4)
     assert isinstance(state.kept, Rows)
