@@ -10,6 +10,7 @@ state stored off the device. Needs only the package.
 
 import argparse
 import gc
+import itertools
 import math
 import sys
 import time
@@ -21,7 +22,7 @@ import torch
 from study import images, machine
 from torch import Tensor, nn
 
-from fedncv import keys
+from fedncv import group_norm, keys
 from fedncv.config import RunConfig
 from fedncv.engine import evaluate, fused
 from fedncv.engine.arithmetic import arithmetic
@@ -32,7 +33,7 @@ from fedncv.engine.sequential import run_round
 from fedncv.engine.stacked import NoMemoryError, StackedEngine, Way
 from fedncv.engine.stacked_scores import ScoringEngine
 from fedncv.methods import METHODS
-from fedncv.models import resnet18_bn
+from fedncv.models import Residual, ResNet18, resnet18_bn
 from fedncv.tree import leaves
 
 QUICK = {"fedgen": "fedgen:generator_steps=3,hidden=8"}  # longer training of the server would test nothing more
@@ -70,6 +71,11 @@ def main() -> None:
         channels = ((3, 6), (6, 16))
         checks += [(f"fused layer, {c} -> {d} channels", partial(layer, c, d, device), 1e-5) for c, d in channels]
         checks += [("linear layers in one kernel", lambda: linear(device), 1e-5)]
+        checks += [
+            ("group norm, channels last, float64", lambda: normal(torch.float64, device), 1e-12),
+            ("group norm, channels last, float32", lambda: normal(torch.float32, device), 1e-5),
+            ("group norm, channels last, bf16", lambda: normal(torch.bfloat16, device), 2.0**-8),
+        ]
     for way in arguments.ways:
         for name in arguments.methods:
             checks += [(f"{name}: {len(OWN)} runs, {way}, float64", partial(together, name, device, way), 1e-10)]
@@ -77,7 +83,8 @@ def main() -> None:
             checks += [(f"{model.__name__}: {way}, float64", partial(layers, model, device, way), 1e-10)]
     checks += [
         ("streams: a batch that cannot be padded", lambda: layers(Mixing, device, "streams"), 1e-10),
-        ("streams: the same bits twice, ResNet-18", lambda: twice(device), 0),
+        ("streams: the same bits twice, ResNet-18", lambda: twice(resnet18_bn, device), 0),
+        ("streams: the same, with GroupNorm", lambda: twice(ResNet18, device), 0),
         ("a model that reads a number: falls back", lambda: falls_back(device), 1e-10),
         ("no memory for one client: one line", lambda: no_memory(device), 0),
     ]
@@ -168,6 +175,33 @@ def linear(device: torch.device) -> float:
     return worst
 
 
+def normal(dtype: torch.dtype, device: torch.device) -> float:
+    """Compare GroupNorm with torch's in float64 on the same numbers, forward and backward: ResNet-18's and odd shapes."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(device)
+
+    worst = 0.0
+    parameters = torch.promote_types(dtype, torch.float32)
+    for N, C, side, groups in (
+        (32, 64, 32, 2),
+        (32, 128, 16, 2),
+        (32, 256, 8, 2),
+        (32, 512, 4, 2),
+        (3, 30, 13, 6),
+        (1, 3, 201, 1),
+    ):
+        x, g = ((2 * draw(N, C, side, side) + 3).to(dtype) for _ in range(2))
+        leaf = [x.to(memory_format=torch.channels_last), draw(C).to(parameters), draw(C).to(parameters)]
+        real = [a.double().requires_grad_() for a in leaf]
+        out = cast(Any, group_norm.Normalised.apply)(*(a.requires_grad_() for a in leaf), groups, 1e-5)
+        plain = nn.functional.group_norm(real[0], groups, real[1], real[2], 1e-5)
+        ours = (out.detach(), *torch.autograd.grad(out, leaf, g))
+        worst = max(worst, _relative(ours, (plain.detach(), *torch.autograd.grad(plain, real, g.double()))))
+    return worst
+
+
 def _relative(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> float:
     norm = torch.linalg.vector_norm
     return max(float(norm(a - b) / norm(b)) for a, b in zip(ours, theirs, strict=True))
@@ -239,6 +273,21 @@ class Deep(nn.Module):
         return self.head(self.body(x))
 
 
+class Grouped(nn.Module):
+    """A narrow ResNet with GroupNorm."""
+
+    def __init__(self, shape: tuple[int, ...], outputs: int) -> None:
+        super().__init__()
+        norm, widths = partial(nn.GroupNorm, 2), (8, 8, 12, 16)
+        blocks = [Residual(a, b, 1 + (a < b), norm) for a, b in itertools.pairwise(widths)]
+        first = nn.Conv2d(shape[0], widths[0], 3, padding=1, bias=False)
+        self.body = nn.Sequential(first, norm(8), nn.ReLU(), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        self.head = nn.Linear(widths[-1], outputs)
+
+    def forward(self, x):  # type: ignore[no-untyped-def]
+        return self.head(self.body(x))
+
+
 class Recurrent(nn.Module):
     """An LSTM of two layers with dropout between them, over the rows of a picture."""
 
@@ -284,7 +333,7 @@ class Reads(Mixing):
         return self.head(h if h.sum().item() > 0 else -h)
 
 
-MODELS = (Deep, Recurrent, Attentive)
+MODELS = (Deep, Grouped, Recurrent, Attentive)
 
 
 def layers(model: Any, device: torch.device, way: Way) -> float:
@@ -293,6 +342,8 @@ def layers(model: Any, device: torch.device, way: Way) -> float:
     settings: dict[str, Any] = {"dtype": "float64", "momentum": 0.0}
     (ours,), (plain,) = (problems(where, [{"lr": 1e-3}], model=model, **settings) for where in (device, "cpu"))
     engine = ScoringEngine([ours], way=way)
+    if model is Grouped and way == "streams" and group_norm.usable(device):
+        assert engine.layers == ["streams, channels last"], f"it ran with {engine.layers}"
     (got,), state = rounds(engine, 2), start(plain)
     for _ in range(2):
         state, _row = run_round(plain, state)
@@ -301,11 +352,11 @@ def layers(model: Any, device: torch.device, way: Way) -> float:
     return distance(got, state)
 
 
-def twice(device: torch.device) -> float:
-    """Return the largest difference of two runs with the same settings, in float32 with BatchNorm."""
+def twice(model: Any, device: torch.device) -> float:
+    """Return the largest difference of two runs with the same settings, in float32."""
     found = []
     for _ in range(2):
-        (problem,) = problems(device, OWN[:1], model=resnet18_bn)
+        (problem,) = problems(device, OWN[:1], model=model)
         with arithmetic(problem.config):
             found.append(rounds(StackedEngine([problem], way="streams"), 2))
     return distance(*found)

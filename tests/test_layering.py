@@ -14,8 +14,18 @@ PACKAGE = Path(fedncv.__file__).parent
 
 # From the bottom up. A module or package may import those of lower lines, and itself.
 LAYERS = [
-    ("adapters", "comparison", "fingerprint", "keys_kernel", "layout", "spec", "termination", "tree"),
-    ("catalogue", "imports", "keys", "machine", "probe", "rows", "schedule"),
+    (
+        "adapters",
+        "comparison",
+        "fingerprint",
+        "group_norm_kernel",
+        "keys_kernel",
+        "layout",
+        "spec",
+        "termination",
+        "tree",
+    ),
+    ("catalogue", "group_norm", "imports", "keys", "machine", "probe", "rows", "schedule"),
     ("config", "functional", "estimators"),
     ("flat",),
     ("results", "study", "recipes"),

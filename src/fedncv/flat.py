@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fedncv import group_norm
 from fedncv.functional import NoValues, Rewritten, dropout
 from fedncv.keys import Key, fold, key_for
 from fedncv.layout import Form, Layout, Unpacked, split
@@ -116,8 +117,8 @@ class Model:
         module.to(dtype=dtype or (example.dtype if example.is_floating_point() else None))
         self._features = example.new_zeros(0)
         self._rewritten: Rewritten | None = Rewritten()
-        last = low is not None and _better_channels_last(module)
-        self._low, self._channels_last, self._guarded = low, last, False
+        last = low is not None and _has_normal_convolutions(module)
+        self._low, self._channels_last, self._guarded = low, last and _better_channels_last(module), False
         self._take(module)
         moving = self._try(example)
         self._draws = self._rewritten.drew
@@ -197,8 +198,9 @@ class Model:
 
     def for_streams(self) -> "Model":
         """Return a copy for steps of one client at a time on a GPU."""
-        other = self.changed(lambda _module: None)
-        other._channels_last = _better_channels_last(self._module)
+        fast = group_norm.usable(self.start_P.device)
+        other = self.changed(group_norm.use_kernels if fast else lambda _module: None)
+        other._channels_last = _better_channels_last(other._module)
         return other
 
     @property
@@ -511,10 +513,19 @@ def _generators(devices: list[torch.device]) -> list[object]:
     ]
 
 
-def _better_channels_last(module: nn.Module) -> bool:
-    """Convolutions with BatchNorm are faster with channels last in memory. GroupNorm would change the order back."""
+def _has_normal_convolutions(module: nn.Module) -> bool:
+    """Convolutions between norms are faster with channels last in memory, if the norms can read that.
+
+    The model alone decides: in lower precision this is the order of the flat vector, which must not depend on the
+    machine.
+    """
     kinds = {type(part) for part in module.modules()}
-    return nn.Conv2d in kinds and nn.BatchNorm2d in kinds and nn.GroupNorm not in kinds
+    return nn.Conv2d in kinds and bool(kinds & {nn.BatchNorm2d, nn.GroupNorm, group_norm.GroupNorm})
+
+
+def _better_channels_last(module: nn.Module) -> bool:
+    """Return whether they can: torch's own GroupNorm would change the order back on a GPU."""
+    return _has_normal_convolutions(module) and all(type(part) is not nn.GroupNorm for part in module.modules())
 
 
 def _vmapped() -> bool:
