@@ -1,4 +1,4 @@
-"""Time GroupNorm, forward and backward, for ResNet-18's shapes: torch's own on channels first, and ours on channels last.
+"""Time GroupNorm, forward and backward, for ResNet-18's shapes: torch's on channels first, ours on channels last.
 
     python bench/group_norm.py                       # on a GPU; microseconds, the median of 50 recorded passes
     python bench/group_norm.py --streams 10          # as many passes at the same time, per pass
@@ -59,7 +59,7 @@ def timed(layer: nn.Module, x: Tensor, streams: int) -> float:
         recorded.append((stream, graph))
     times = []
     for _ in range(50):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         begin.record()
         for stream, graph in recorded:
             stream.wait_event(begin)

@@ -91,10 +91,10 @@ class _Unpickler(pickle.Unpickler):
         self._memory = memory
 
     def persistent_load(self, found: Any) -> Tensor:
-        if not isinstance(found, int):
-            self._memory.append(_tensor(*found))
-            found = -1
-        return self._memory[found]
+        if isinstance(found, int):
+            return self._memory[found]
+        self._memory.append(_tensor(*found))
+        return self._memory[-1]
 
 
 def _is_plain(value: Any) -> bool:
