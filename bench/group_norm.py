@@ -1,4 +1,4 @@
-"""Time GroupNorm, forward and backward, for ResNet-18: torch's own on channels first, and ours on channels last.
+"""Time GroupNorm, forward and backward, for ResNet-18's shapes: torch's on channels first, ours on channels last.
 
     python bench/group_norm.py                       # on a GPU; microseconds, the median of 50 recorded passes
     python bench/group_norm.py --streams 10          # as many passes at the same time, per pass

@@ -303,6 +303,26 @@ class Renormed(nn.Module):
         return self.head(self.embedding(x).mean(1))
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_the_detour_is_taken_only_by_a_model_that_draws_and_by_its_copies(dropout):
+    class Attentive(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention, self.head = nn.MultiheadAttention(4, 2, dropout, batch_first=True), nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.head(self.attention(x, x, x, need_weights=False)[0].mean(1))
+
+    x = numbers(4, 5, 4)
+    model = Model(lambda _shape, _outputs: Attentive(), x, 3, 0)
+    copies = [model, model.changed(lambda _module: None), model.in_double_on_cpu()]
+    for key in (KEY, key_for(0, "b")):
+        passes = [each.forward(each.start_P, each.start_R, x, mode="train", key=key)[0].logits_BC for each in copies]
+        assert all(torch.equal(passes[0], each) for each in passes)
+    for each in copies:
+        assert isinstance(each._rewriting(KEY), Rewritten) == (dropout > 0)
+
+
 def test_a_model_that_changes_its_weights_in_a_pass_is_refused():
     with pytest.raises(ValueError, match=r"changes its weight 'embedding.weight' .*max_norm"):
         Model(Renormed, torch.ones(2, 3, dtype=torch.int64), 2, seed=0)

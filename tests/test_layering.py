@@ -20,7 +20,7 @@ LAYERS = [
     ("flat",),
     ("results", "study", "recipes"),
     ("data", "figures", "metrics", "models", "optimizers", "tasks", "theory"),
-    ("methods", "notebook"),
+    ("cluster", "methods", "notebook"),
     ("objects",),
     ("engine",),
     ("observatory",),

@@ -240,11 +240,20 @@ class Settings:
     TF32 in convolutions, float32 in matrix products. tf32 and bf16 are faster and less exact (docs/performance.md)."""
     device: str = setting("cpu", "machine", simulation_only="federations train only on cpu so far")
     """cpu, or cuda on a machine with a GPU; cuda:1 is the second GPU."""
-    engine: Literal["auto", "sequential", "stacked", "streams", "processes"] = setting(
+    engine: Literal["auto", "sequential", "stacked", "streams", "processes", "ray"] = setting(
         "auto", "machine", simulation_only="every client trains by itself, as with engine=sequential"
     )
     """How clients train: one after the other; stacked, all in one batch; streams, several at a time, each with its own
-    steps on a GPU; processes, on several cores. auto: the fastest here, on a GPU by a trial of a few steps."""
+    steps on a GPU; processes, on several cores; ray, on the machines of a Ray cluster (docs/scale.md). auto: the
+    fastest on this machine, on a GPU by a trial of a few steps."""
+    cluster: str = setting("", "machine", simulation_only="every client is a machine of its own")
+    """engine=ray: HOST:PORT of a Ray cluster; auto, the one that runs on this machine; empty: start one here."""
+    workers: int = setting(0, "machine", simulation_only="every client is a machine of its own")
+    """engine=ray: number of workers, each with one CPU, and a GPU or a share of one with device cuda; 0: as many as the
+    cluster has room for, a whole GPU each."""
+    block: int = setting(10, "machine", simulation_only="every client trains by itself")
+    """engine=ray: clients of the cohort that a worker trains at a time, at least 1. Their replies are summed together:
+    the last digits depend on it, and not on the number of workers."""
     layers: Literal["auto", "torch", "compiled"] = setting(
         "auto", "machine", simulation_only="every client uses torch's layers"
     )
@@ -288,6 +297,8 @@ class RunConfig(Settings):
             (self.after_every >= 0, "after_every", "at least 0"),
             (self.eval_clients >= 0, "eval_clients", "at least 0 (0: all clients)"),
             (self.checkpoint_every >= 1, "checkpoint_every", "at least 1"),
+            (self.workers >= 0, "workers", "at least 0 (0: as many as there is room for)"),
+            (self.block >= 1, "block", "at least 1"),
         ]
         for right, name, remedy in ranges:
             if not right:

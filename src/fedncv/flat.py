@@ -121,6 +121,7 @@ class Model:
         self._low, self._channels_last, self._guarded = low, last and _better_channels_last(module), False
         self._take(module)
         moving = self._try(example)
+        self._draws = self._rewritten.drew
         if not self._rewritten.heard:
             self._rewritten = None
         inside = {id(p) for p in self._head.parameters()}
@@ -382,7 +383,7 @@ class Model:
         return torch.autocast(x_P.device.type, self._low, cache_enabled=False)
 
     def _rewriting(self, key: Key | None) -> AbstractContextManager[Any]:
-        if self._rewritten is None:
+        if self._rewritten is None or not (self._draws or _vmapped()):
             return nullcontext()
         self._rewritten.key, self._rewritten.calls = key, 0
         return self._rewritten
@@ -429,7 +430,9 @@ class Model:
         for part in self._dropouts:
             part.key = key
         devices = [example.device] if example.is_cuda else []
-        with torch.random.fork_rng(devices=devices), torch.no_grad(), self._rewriting(key):
+        assert self._rewritten is not None
+        self._rewritten.key = key
+        with torch.random.fork_rng(devices=devices), torch.no_grad(), self._rewritten:
             state = _generators(devices)
             try:
                 found = module.train()(example)

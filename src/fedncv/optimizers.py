@@ -52,11 +52,16 @@ def sgd(weight_decay: float = 0.0, momentum: float = 0.0) -> Optimizer:
         g_P = _decayed(g_P, y_P, weight_decay)
         if momentum:
             g_P = v_P = momentum * v_P + g_P
-        if isinstance(lr, Tensor) and y_P.is_cuda:
-            return torch.addcmul(y_P, g_P, lr, value=-1), v_P  # one pass over memory instead of two
-        return y_P - lr * g_P, v_P
+        return _step(y_P, g_P, lr), v_P
 
     return Optimizer(init, update, lambda num_steps, lr: total_step(num_steps, lr, momentum))
+
+
+def _step(y_P: Tensor, g_P: Tensor, lr: float | Tensor) -> Tensor:
+    """Return y - lr g, in one pass over memory where torch has an operation for it."""
+    if not isinstance(lr, Tensor):
+        return torch.add(y_P, g_P, alpha=-lr)
+    return torch.addcmul(y_P, g_P, lr, value=-1) if y_P.is_cuda else y_P - lr * g_P
 
 
 def total_step(num_steps: int, lr: float, momentum: float) -> float:

@@ -282,6 +282,11 @@ def all_rows(tree: Tree, path: str = "") -> Iterator[tuple[str, Rows]]:
             yield from all_rows(part, f"{path}.{name}" if path else str(name))
 
 
+def name_of(row: Tree) -> bytes:
+    """Return the name under which a file would hold this row."""
+    return _name(b"".join(_bytes(leaf) for _, leaf in leaves(row)))
+
+
 def _name(data: bytes) -> bytes:
     return hashlib.blake2b(data, digest_size=NAME).digest()
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from fedncv.config import CUSTOM, RunConfig, from_dict
 from fedncv.data import Dataset, load
 from fedncv.engine.check import anchored
+from fedncv.engine.choose import decide
 from fedncv.engine.problem import Problem, State, build, start
 from fedncv.export import export
 from fedncv.flat import Factory
@@ -160,6 +161,7 @@ def simulate(
     config = anchored(from_dict(settings | texts, where="simulate", base=config), custom=tuple(objects))
     folder = None if out is None else Path(out)
     problem = build(config, **objects)
+    decide([problem])  # raises for an engine that cannot run it, before a folder is made
     _create(folder, config, overwrite=overwrite)
     return _trained(LiveRun(problem, start(problem), folder=folder), on_round, progress)
 
@@ -206,6 +208,7 @@ def simulate_many(
         if not objects.get("data"):
             objects["data"] = load(config.data, config.data_dir or None)
         problem = build(of_seed, **objects)
+        decide([problem])
         if runs:  # the same samples: store them on the device once
             problem = problem.sharing(runs[0].problem)
         folder = None if out is None else Path(out) / f"seed-{seed}"

@@ -3,7 +3,7 @@
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 STATUS = 128 + signal.SIGTERM  # what a shell reports for a program that SIGTERM ended: 143
@@ -55,3 +55,34 @@ def saving_on_sigterm() -> Iterator[None]:
     finally:
         _arrived.clear()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@contextlib.contextmanager
+def noting() -> Iterator[Callable[[], None]]:
+    """Yield a function that raises if Ctrl-C or SIGTERM has arrived in this block; nothing else raises for them.
+
+    For code of other libraries, which may lose what a handler raises. A second Ctrl-C raises at once.
+    """
+    pressed = threading.Event()
+
+    def press(_signal: int, _frame: Any) -> None:
+        pressed.set()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def raise_it() -> None:
+        check()
+        if pressed.is_set():
+            raise KeyboardInterrupt
+
+    ours = {signal.SIGINT: (signal.default_int_handler, press), signal.SIGTERM: (terminate, note)}
+    in_main = threading.current_thread() is threading.main_thread()
+    changed = {number: pair for number, pair in ours.items() if in_main and signal.getsignal(number) == pair[0]}
+    for number, (_, noted) in changed.items():
+        signal.signal(number, noted)
+    try:
+        yield raise_it
+    finally:
+        for number, (before, _) in changed.items():
+            if signal.getsignal(number) != signal.SIG_IGN:  # which ``note`` has set until the run is saved
+                signal.signal(number, before)
+    raise_it()

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from fedncv.engine.pipes import receive, send
+from fedncv.engine.pipes import receive, repeated, send
 
 
 class Message(NamedTuple):
@@ -68,3 +68,43 @@ def test_a_pipe_that_ends_within_a_message_says_so():
     sending.join()
     with theirs, pytest.raises(EOFError):
         receive(theirs)
+
+
+def test_a_tensor_of_several_messages_is_sent_once():
+    """Also after a new set of messages, in which other tensors are known."""
+    ours, theirs = multiprocessing.Pipe()
+    shared, memory = torch.randn(3, 4096), []
+    models = [shared[1].expand(2, -1), shared[2].expand(2, -1)]
+    sizes = []
+    for model in models:  # two rounds
+        messages = [(u, model[u], torch.full((2,), float(u))) for u in range(2)]
+        known = dict.fromkeys(repeated(messages))
+        assert len(known) == 1
+        for message in messages:
+            sending = threading.Thread(target=send, args=(ours, message, known))
+            sending.start()
+            before = [each.data_ptr() for each in memory]
+            u, found, small = receive(theirs, memory)
+            sending.join()
+            assert torch.equal(found, model[u])
+            assert torch.equal(small, message[2])
+            sizes.append(found.data_ptr() in before)
+    assert sizes == [False, True, False, True]
+    ours.close()
+    theirs.close()
+
+
+def test_views_of_one_memory_that_differ_are_not_taken_for_each_other():
+    x = torch.randn(64, 64)
+    messages = [(x, x.t(), x[:32]), (x, x.t(), x[:32])]
+    known, memory = dict.fromkeys(repeated(messages)), []
+    assert len(known) == 3
+    ours, theirs = multiprocessing.Pipe()
+    for message in messages:
+        sending = threading.Thread(target=send, args=(ours, message, known))
+        sending.start()
+        assert all(map(torch.equal, receive(theirs, memory), message))
+        sending.join()
+    assert len(memory) == 3
+    ours.close()
+    theirs.close()

@@ -38,7 +38,7 @@ def common(config: RunConfig) -> RunConfig:
 class Choice(NamedTuple):
     """Engine and layers of a group of runs."""
 
-    engine: Literal["sequential", "stacked", "streams", "processes"]
+    engine: Literal["sequential", "stacked", "streams", "processes", "ray"]
     compiled: list[bool]  # for each run, whether it trains in compiled layers
 
 
@@ -59,6 +59,10 @@ def decide(problems: Sequence[Problem]) -> Choice:
     if name == "processes" and (on_gpu or not can_fork()):
         where = "a GPU" if on_gpu else sys.platform
         raise ValueError(f"engine=processes forks, which does not work on {where}; use sequential or auto")
+    if name == "ray":
+        from fedncv.engine.ray_engine import prepare
+
+        prepare(problems[0])
     if name == "auto":
         name = "stacked" if on_gpu else "processes" if _worth_forking(problems) else "sequential"
     if config.layers == "compiled" and (on_gpu or name in ("stacked", "streams")):
@@ -81,6 +85,11 @@ def engine_for(problems: Sequence[Problem], *, before: Sequence[str] = ()) -> En
     if any(common(problem.config) != common(config) for problem in problems):
         raise ValueError(f"runs of one engine may differ in {', '.join(OWN)} only")
     choice = decide(problems)
+    if choice.engine == "ray":
+        from fedncv.engine.ray_engine import RayEngine
+
+        is_cuda = problems[0].model.start_P.is_cuda
+        return RayEngine(problems, on_gpu=on_gpu if is_cuda else None, compiled=any(choice.compiled), before=before)
     if choice.engine in ("stacked", "streams"):
         return on_gpu(problems, before=before) or SequentialEngine(problems)
     problems = _with_layers(problems, choice.compiled, before or [""] * len(problems))

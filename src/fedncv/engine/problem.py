@@ -389,13 +389,18 @@ class Arrival(NamedTuple):
 
 def arrivals(problem: Problem, state: State, ids: sampling.Ids) -> Iterator[Arrival]:
     """Yield the server's message to each of these clients, with the client's own state."""
-    at_once = max(1, MESSAGE_BYTES // num_bytes(problem.model.start_P))
+    at_once = at_a_time(problem)
     for k in range(0, len(ids), at_once):
         some = ids[k : k + at_once]
         down_S, b_SR = messages(problem, state, some)
         for i, u in enumerate(some.tolist()):
             kept = keeps(problem, state, u)
             yield Arrival(u, row(down_S, i), kept.buffers_R if problem.buffer_rule == "personal" else b_SR[i], kept)
+
+
+def at_a_time(problem: Problem) -> int:
+    """Return the number of messages to make at a time. Their last digits may depend on it."""
+    return max(1, MESSAGE_BYTES // num_bytes(problem.model.start_P))
 
 
 def messages(problem: Problem, state: State, ids: sampling.Ids) -> tuple[Any, Tensor]:

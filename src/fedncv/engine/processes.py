@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any, Literal, NamedTuple, Self
 
@@ -25,7 +25,7 @@ from torch import Tensor
 from fedncv.engine.evaluate import score_after, score_before, shared_model, summary, summary_before
 from fedncv.engine.gradients import Gradients, collected, of_client
 from fedncv.engine.local import train
-from fedncv.engine.pipes import receive, send
+from fedncv.engine.pipes import Known, Place, receive, repeated, send
 from fedncv.engine.problem import Arrival, DivergedError, Problem, Settled, State, arrivals
 from fedncv.engine.round import Draw, Outcome, draw, outcome, settle
 
@@ -84,6 +84,7 @@ class Worker:
             self.process.start()
         theirs.close()
         self.job: int | None = None
+        self.known: Known = {}
 
     def stop(self) -> None:
         self.connection.close()
@@ -228,9 +229,11 @@ class Pool:
             worker.stop()
         self.workers = []
 
-    def _start(self) -> None:
+    def _start(self, again: Iterable[Place] = ()) -> None:
         while len(self.workers) < self._num_workers:
-            self.workers.append(Worker(self._problems, [worker.connection for worker in self.workers]))
+            worker = Worker(self._problems, [worker.connection for worker in self.workers])
+            worker.known = dict.fromkeys(again)
+            self.workers.append(worker)
 
     def map(self, jobs: list[Job]) -> list[Any]:
         """Return the result of every job, in their order; those that will take longest start first."""
@@ -240,13 +243,15 @@ class Pool:
         waiting = sorted(range(len(jobs)), key=lambda i: expected[i])  # taken from the end
         results: list[Any] = [None] * len(jobs)
         deaths = [0] * len(jobs)
-        left = len(jobs)
+        left, again = len(jobs), repeated(jobs)
+        for worker in self.workers:
+            worker.known = dict.fromkeys(again)
         while left:
-            self._start()
+            self._start(again)
             for worker in list(self.workers):  # a copy: a dead worker is removed from the list
                 if worker.job is None and waiting:
                     worker.job = waiting.pop()
-                    if not _sent(worker.connection, jobs[worker.job]):
+                    if not _sent(worker, jobs[worker.job]):
                         self._bury(worker, jobs, deaths, waiting)
             busy = [worker for worker in self.workers if worker.job is not None]
             ready = set(wait([worker.connection for worker in busy])) if busy else set()
@@ -285,9 +290,9 @@ class Pool:
         waiting.append(i)
 
 
-def _sent(connection: Connection, job: Job) -> bool:
+def _sent(worker: Worker, job: Job) -> bool:
     try:
-        send(connection, job)
+        send(worker.connection, job, worker.known)
     except (BrokenPipeError, ConnectionResetError):
         return False
     return True
@@ -301,9 +306,10 @@ def _serve(problems: Sequence[Problem], connection: Connection, inherited: list[
         other.close()
     torch.set_num_threads(1)
     _keep_memory()
+    memory: list[Tensor] = []  # of the tensors that several jobs share
     while True:
         try:
-            job = receive(connection)
+            job = receive(connection, memory)
         except (EOFError, OSError):
             return
         began = time.process_time()

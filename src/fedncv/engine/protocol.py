@@ -19,7 +19,7 @@ class Engine(Protocol):
 
     @property
     def name(self) -> str:
-        """sequential, stacked, streams or processes."""
+        """sequential, stacked, streams, processes or ray."""
 
     @property
     def layers(self) -> list[str]:

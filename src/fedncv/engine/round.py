@@ -1,6 +1,7 @@
 """One round, the same in every engine: draw clients, collect their replies, return the new state and its row."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +13,15 @@ from fedncv.engine.local import Trained, lr_of
 from fedncv.engine.problem import Arrival, DivergedError, Problem, State, messages
 from fedncv.keys import generator, key_for, uniform_at
 from fedncv.methods import base
-from fedncv.methods.base import BufferRule, Replies, ServerAsk, weighted_sum
+from fedncv.methods.base import (
+    BufferRule,
+    Replies,
+    ServerAsk,
+    Totals,
+    sums_from_totals,
+    totals_of,
+    weighted_sum,
+)
 from fedncv.tree import all_finite, leaves, num_bytes, stack
 
 RESERVED = (
@@ -47,8 +56,20 @@ class Outcome(NamedTuple):
 
     client: int
     received_bytes: int
+    sent_bytes: int
     trained: Trained | None  # None: no reply, or no step to report
     finite: bool = True
+
+
+class Partial(NamedTuple):
+    """Sums over the replies of some clients: all that the server needs of them if the method is in the sums form."""
+
+    totals: Totals
+    buffers_R: Tensor  # sum_S n_u b_u
+
+    def plus(self, other: "Partial") -> "Partial":
+        """Return the sums over the replies of both."""
+        return Partial(self.totals.plus(other.totals), self.buffers_R + other.buffers_R)
 
 
 def draw(problem: Problem, round: int) -> Draw:
@@ -75,7 +96,15 @@ def draw(problem: Problem, round: int) -> Draw:
 def outcome(problem: Problem, arrival: Arrival, trained: Trained | None) -> Outcome:
     """Return the result of a drawn client; ``trained`` is None if it has nothing to report."""
     received_bytes = wire_bytes(problem, arrival.down, arrival.buffers_R)
-    return Outcome(arrival.client, received_bytes, trained, trained is None or is_finite(trained))
+    return of_client(problem, arrival.client, received_bytes, trained, trained is None or is_finite(trained))
+
+
+def of_client(
+    problem: Problem, client: int, received_bytes: int, trained: Trained | None, finite: bool = True
+) -> Outcome:
+    """Return the result of a client whose message had so many bytes; count those of its reply."""
+    sent_bytes = 0 if trained is None else wire_bytes(problem, trained.up, trained.buffers_R)
+    return Outcome(client, received_bytes, sent_bytes, trained, finite)
 
 
 def wire_bytes(problem: Problem, message: Any, buffers_R: Tensor) -> int:
@@ -113,10 +142,19 @@ def collect(problem: Problem, replies: list[Reply]) -> tuple[Replies, Tensor]:
     return collected, torch.stack([reply.trained.buffers_R for reply in replies])
 
 
-def aggregate(problem: Problem, state: State, replies: list[Reply]) -> tuple[State, dict[str, float]]:
+def partial(problem: Problem, replies: list[Reply]) -> Partial:
+    """Return the sums over these replies; at least one."""
+    collected, b_SR = collect(problem, replies)
+    return Partial(totals_of(collected, problem.method.weights), weighted_sum(collected.sizes_S, b_SR))
+
+
+def aggregate(
+    problem: Problem, state: State, replies: list[Reply], partials: Sequence[Partial] | None = None
+) -> tuple[State, dict[str, float]]:
     """Return the state after the server's half of a round, and the named numbers of its step.
 
-    Without a reply the server keeps its state.
+    ``partials`` replace what the server needs of the replies; they are added in their order. Without a reply the server
+    keeps its state.
     """
     totals, t = state.totals, state.round
     for _, trained in replies:
@@ -128,19 +166,31 @@ def aggregate(problem: Problem, state: State, replies: list[Reply]) -> tuple[Sta
     state = state._replace(round=t + 1, totals=totals)
     if not replies:
         return state, {}
-    collected, b_SR = collect(problem, replies)
-    ask = ServerAsk(problem.model, t, key_for(problem.config.seed, "server", t).to(b_SR.device))
-    rule, buffers = problem.buffer_rule, state.buffers
-    if isinstance(rule, BufferRule) and rule.combine is not None:
-        buffers = rule.step(ask, buffers, state.server, rule.combine(b_SR, collected))
-    elif isinstance(rule, BufferRule):
-        buffers = rule.step(ask, buffers, state.server, weighted_sum(collected.weight_S, b_SR))
-    elif rule == "averaged":
-        buffers = weighted_sum(collected.weight_S, b_SR)
-    stepped = base.aggregate(problem.method, ask, state.server, collected)
+    key = key_for(problem.config.seed, "server", t).to(problem.model.start_P.device)
+    ask = ServerAsk(problem.model, t, key)
+    if partials is None:
+        collected, b_SR = collect(problem, replies)
+        given = base.combined(problem.method, state.server, collected)
+        buffers = _buffers(problem, ask, state, weighted_sum(collected.weight_S, b_SR), (b_SR, collected))
+    else:
+        totals_S, sum_R = reduce(Partial.plus, partials)
+        given = sums_from_totals(totals_S, problem.method.weights)
+        buffers = _buffers(problem, ask, state, sum_R / totals_S.samples.to(sum_R))
+    stepped = base.take_step(problem.method, ask, state.server, given)
     kept = state.kept | {reply.client: reply.trained.kept for reply in replies}
     numbers = {name: _number(name, value) for name, value in stepped.numbers.items()}
     return state._replace(server=stepped.server, buffers=buffers, kept=kept), numbers
+
+
+def _buffers(
+    problem: Problem, ask: ServerAsk, state: State, mean_R: Tensor, replies: tuple[Tensor, Replies] | None = None
+) -> Any:
+    """Return the server's running statistics after a round: the clients' mean, or what the method's rule makes."""
+    rule = problem.buffer_rule
+    if isinstance(rule, BufferRule):
+        given = mean_R if rule.combine is None or replies is None else rule.combine(*replies)
+        return rule.step(ask, state.buffers, state.server, given)
+    return mean_R if rule == "averaged" else state.buffers
 
 
 def _number(name: str, value: float | Tensor) -> float:
@@ -149,20 +199,27 @@ def _number(name: str, value: float | Tensor) -> float:
     return float(value)
 
 
-def settle(problem: Problem, state: State, drawn: Draw, outcomes: Iterable[Outcome]) -> tuple[State, dict[str, Any]]:
+def settle(
+    problem: Problem,
+    state: State,
+    drawn: Draw,
+    outcomes: Iterable[Outcome],
+    partials: Sequence[Partial] | None = None,
+) -> tuple[State, dict[str, Any]]:
     """Finish a round: skip replies that are not finite, count the work, return the new state and the row.
+
+    ``partials`` are the sums over the finite replies, if the outcomes hold only what else a row and the clients' state
+    need.
 
     Raise DivergedError if a reply or the server's step is not finite, except for replies with diverged=skip.
     """
     replies: list[Reply] = []
     skipped: list[int] = []
     totals, lr = state.totals, lr_of(problem, state.round)
-    for client, received_bytes, trained, finite in outcomes:
-        totals = totals._replace(bytes_down=totals.bytes_down + received_bytes)
+    for client, received_bytes, sent_bytes, trained, finite in outcomes:
+        totals = totals._replace(bytes_down=totals.bytes_down + received_bytes, bytes_up=totals.bytes_up + sent_bytes)
         if trained is None:
             continue
-        sent_bytes = wire_bytes(problem, trained.up, trained.buffers_R)
-        totals = totals._replace(bytes_up=totals.bytes_up + sent_bytes)
         if finite:
             replies.append(Reply(client, trained))
         elif problem.config.diverged == "skip":
@@ -172,7 +229,7 @@ def settle(problem: Problem, state: State, drawn: Draw, outcomes: Iterable[Outco
                 f"client {client} diverged in round {state.round + 1}: loss {float(trained.loss):.3g}, update not "
                 f"finite at lr {lr:g}; try a lower lr, or diverged=skip to skip such replies"
             )
-    state, numbers = aggregate(problem, state._replace(totals=totals), replies)
+    state, numbers = aggregate(problem, state._replace(totals=totals), replies, partials)
     # check the message to the next client: it holds all that matters, and no other client's row is read
     handed_out = [problem.in_use] if problem.method.hand_out else []
     sent = [messages(each, state, drawn.ids[:1]) for each in [problem, *handed_out]] if replies else []

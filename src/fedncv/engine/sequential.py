@@ -17,10 +17,11 @@ def run_round(problem: Problem, state: State, drawn: Draw | None = None) -> tupl
     """Run one round and return (state, row of metrics). ``drawn`` replaces the keyed draw of clients."""
     problem = problem.at(state.round)
     drawn = drawn or draw(problem, state.round)
-    return settle(problem, state, drawn, _outcomes(problem, state, drawn))
+    return settle(problem, state, drawn, outcomes(problem, state, drawn))
 
 
-def _outcomes(problem: Problem, state: State, drawn: Draw) -> Iterator[Outcome]:
+def outcomes(problem: Problem, state: State, drawn: Draw) -> Iterator[Outcome]:
+    """Train the drawn clients, one after the other, and yield their results."""
     for i, arrival in enumerate(arrivals(problem, state, drawn.ids)):
         trained = train(problem, state.round, arrival, share=drawn.shares[i]) if drawn.answers[i] else None
         yield outcome(problem, arrival, trained)

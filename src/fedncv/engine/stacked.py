@@ -13,8 +13,8 @@ import copy
 import re
 import sys
 import textwrap
-from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, Self
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple, Self, TypeVar
 
 import numpy as np
 import torch
@@ -31,13 +31,14 @@ from fedncv.engine.masked import masked, mixes_in_scoring, mixing_layer, padding
 from fedncv.engine.orders import Counts, Ints, Plan
 from fedncv.engine.problem import DivergedError, Kept, Problem, Settled, State, messages, start
 from fedncv.engine.resident import Resident
-from fedncv.engine.round import Draw, Outcome, draw, finite_rows, settle, wire_bytes
+from fedncv.engine.round import Draw, Outcome, draw, finite_rows, of_client, settle, wire_bytes
 from fedncv.engine.stage import RATIO, Calls, Fixed, Moving, Stage
 from fedncv.engine.streams import SLOTS, Models, Streams
 from fedncv.methods.base import Work
 from fedncv.tree import row, stack, tree_map
 
 Way = Literal["stacked", "streams"]
+T = TypeVar("T")
 GROUP = 4  # with streams: clients in memory for each client in flight
 
 
@@ -168,37 +169,54 @@ class StackedEngine:
         other._planned = None
         return other
 
+    def scoring(self, ids: Ints) -> Self:
+        """Return an engine that scores these clients of every run."""
+        other = copy.copy(self)
+        other.problems = [problem._replace(sample=ids) for problem in self.problems]
+        return other
+
     # ---- rounds ----------------------------------------------------------------------------------------
 
     def run_rounds(self, states: Sequence[State], drawn: Sequence[Draw] | None = None) -> list[Settled]:
         """Run one round of every run; return the error of a run that diverged, and continue the others."""
-        while True:
-            try:
-                return self._run_rounds(states, drawn)
-            except torch.cuda.OutOfMemoryError as error:  # outside of training, which handles this by itself
-                reason = str(error)
-            self._halve(reason)  # a smaller stack frees memory; states are values: repeat the round
+        return self._until_it_fits(lambda: self._run_rounds(states, drawn))
 
     def _run_rounds(self, states: Sequence[State], drawn: Sequence[Draw] | None) -> list[Settled]:
+        drawn = drawn or self._drawn(states[0].round)
+        outcomes = self._outcomes_of(states, drawn, ahead=True)
+        settled: list[Settled] = []
+        for j, (problem, state) in enumerate(zip(self._servers, states, strict=True)):
+            try:
+                settled.append(settle(problem, state, drawn[j], outcomes[j]))
+            except DivergedError as error:
+                settled.append(error)
+        return settled
+
+    def outcomes(self, states: Sequence[State], drawn: Sequence[Draw]) -> list[list[Outcome]]:
+        """Train the clients drawn in each run, and return their results."""
+        return self._until_it_fits(lambda: self._outcomes_of(states, drawn, ahead=False))
+
+    def _until_it_fits(self, work: Callable[[], T]) -> T:
+        while True:
+            try:
+                return work()
+            except torch.cuda.OutOfMemoryError as error:  # outside of training, which handles this by itself
+                reason = str(error)
+            self._halve(reason)  # a smaller stack frees memory; states are values: repeat the work
+
+    def _outcomes_of(self, states: Sequence[State], drawn: Sequence[Draw], *, ahead: bool) -> list[list[Outcome]]:
         t = states[0].round
         assert all(state.round == t for state in states), "stacked runs go round by round together"
-        drawn = drawn or self._drawn(t)
         arrived = self.arrive(states, [each.ids for each in drawn])
         plan = self._plan_of(arrived.rows, _shares(drawn), t)
         replied = self.train(arrived, plan)
         finite_K = finite_rows((replied.y_KP, replied.buffers_KR, replied.up, replied.own))
-        self._plan_ahead(t + 1)  # while the device is busy
+        if ahead:  # while the device is busy
+            self._plan_ahead(t + 1)
         losses = replied.loss_K.cpu()
         outcomes = self._outcomes(arrived, replied, losses, finite_K.cpu().tolist())
         ends = np.cumsum([len(each.ids) for each in drawn]).tolist()
-        settled: list[Settled] = []
-        for j, (problem, state) in enumerate(zip(self._servers, states, strict=True)):
-            mine = outcomes[ends[j] - len(drawn[j].ids) : ends[j]]
-            try:
-                settled.append(settle(problem, state, drawn[j], mine))
-            except DivergedError as error:
-                settled.append(error)
-        return settled
+        return [outcomes[end - len(each.ids) : end] for each, end in zip(drawn, ends, strict=True)]
 
     def arrive(self, states: Sequence[State], ids: Sequence[sampling.Ids], *, in_use: bool = False) -> Arrived:
         """Return the servers' messages to these clients of each run, and the state that the clients have kept."""
@@ -353,7 +371,8 @@ class StackedEngine:
             trained[k] = (answer, finite[i])
         num_clients = self.resident.num_clients
         return [
-            Outcome(int(r) % num_clients, received, *trained.get(k, (None, True))) for k, r in enumerate(arrived.rows)
+            of_client(self.problems[0], int(r) % num_clients, received, *trained.get(k, (None, True)))
+            for k, r in enumerate(arrived.rows)
         ]
 
     # ---- plans and asks --------------------------------------------------------------------------------

@@ -27,10 +27,11 @@ def _of_run(engine: StackedEngine, states: Sequence[State], j: int) -> Gradients
     problem = engine.problems[j]
     holders = np.flatnonzero(problem.clients.sizes)
     groups = [holders[i : i + GROUP] for i in range(0, len(holders), GROUP)]
-    return collected(problem, (each for ids in groups for each in _of_clients(engine, states, j, ids)))
+    return collected(problem, (each for ids in groups for each in of_clients(engine, states, j, ids)))
 
 
-def _of_clients(engine: StackedEngine, states: Sequence[State], j: int, ids: Ints) -> Iterator[Moments]:
+def of_clients(engine: StackedEngine, states: Sequence[State], j: int, ids: Ints) -> Iterator[Moments]:
+    """Yield the moments of these clients of run ``j``, one or more clients at a time."""
     resident, problem, method = engine.resident, engine.problems[j], engine.method
     arrived = engine.arrive(states, [ids if k == j else ids[:0] for k in range(len(states))])
 

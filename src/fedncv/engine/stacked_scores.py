@@ -31,6 +31,15 @@ PARAMETERS = 1 << 27  # of all models in one forward pass
 
 def before(engine: StackedEngine, states: Sequence[State]) -> list[dict[str, Any]]:
     """Return ``evaluate.before`` of every run."""
+    scored = each_before(engine, states)
+    return [
+        summary_before(problem, mine, shared=shared_model(problem, state) is not None)
+        for problem, state, mine in zip(engine.problems, states, scored, strict=True)
+    ]
+
+
+def each_before(engine: StackedEngine, states: Sequence[State]) -> list[dict[int, tuple[Scored, float]]]:
+    """Return ``evaluate.score_before`` of the scored clients of every run."""
     num_clients = engine.resident.num_clients
     scored: list[dict[int, tuple[Scored, float]]] = [{} for _ in states]
     shared = [shared_model(p, s) for p, s in zip(engine.problems, states, strict=True)]
@@ -44,13 +53,17 @@ def before(engine: StackedEngine, states: Sequence[State]) -> list[dict[str, Any
                 pooled = scores(engine, rows, shared_KP, arrived.buffers_KR)
         for r, each, with_shared in zip(rows.tolist(), mine, pooled, strict=True):
             scored[r // num_clients][r % num_clients] = each, with_shared.total
-    return [
-        summary_before(problem, scored[j], shared=shared[j] is not None) for j, problem in enumerate(engine.problems)
-    ]
+    return scored
 
 
 def after(engine: StackedEngine, states: Sequence[State]) -> list[dict[str, Any]]:
     """Return ``evaluate.after`` of every run."""
+    scored = each_after(engine, states)
+    return [summary(problem, "after", mine) for problem, mine in zip(engine.problems, scored, strict=True)]
+
+
+def each_after(engine: StackedEngine, states: Sequence[State]) -> list[dict[int, Scored]]:
+    """Return ``evaluate.score_after`` of the scored clients of every run."""
     num_clients = engine.resident.num_clients
     scored: list[dict[int, Scored]] = [{} for _ in states]
     work = engine.used, engine.computed
@@ -75,7 +88,7 @@ def after(engine: StackedEngine, states: Sequence[State]) -> list[dict[str, Any]
         for r, each in zip(rows.tolist(), scores(engine, rows, x_KP, used_KR, *offset), strict=True):
             scored[r // num_clients][r % num_clients] = each
     engine.used, engine.computed = work  # measuring is not counted as work
-    return [summary(problem, "after", scored[j]) for j, problem in enumerate(engine.problems)]
+    return scored
 
 
 def scores(

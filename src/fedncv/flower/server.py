@@ -25,7 +25,7 @@ from fedncv import store
 from fedncv.config import RunConfig
 from fedncv.engine.local import Trained
 from fedncv.engine.problem import Kept, Problem, State, messages
-from fedncv.engine.round import Outcome, draw, settle
+from fedncv.engine.round import draw, of_client, settle
 from fedncv.engine.sequential import one_thread
 from fedncv.flower.client import SAMPLES
 from fedncv.flower.halves import Down, Up, constants_of, server_problem, travelling, up_template
@@ -268,7 +268,7 @@ def serve_round(
             f"min_replies = {rules.min_replies}; check which clients are down, then resume"
         )
     outcomes = [
-        Outcome(u, num_bytes(down), _trained(problem, gathered.values[u]) if u in gathered.values else None)
+        of_client(problem, u, num_bytes(down), _trained(problem, gathered.values[u]) if u in gathered.values else None)
         for u, down in downs.items()
     ]
     state, line = settle(problem, state, drawn, outcomes)

@@ -47,7 +47,8 @@ from fedncv.tree import leaves, row
 __all__ = [
     "Ask", "Batch", "BufferRule", "Client", "Federation", "Method", "Notes", "Phase", "Prediction", "Replies",
     "ServerAsk", "Step", "Stepped", "Sums", "Totals", "Weight", "Work", "aggregate", "combined", "field_of", "for_all",
-    "moved_by", "sums_from_totals", "sums_of", "totals_of", "weighted_sum",
+    "moved_by", "sums_from_totals", "sums_of", "take_step", "totals_of",
+    "weighted_sum",
 ]  # fmt: skip
 
 
@@ -203,7 +204,12 @@ def combined(method: Method, server: Any, replies: Replies) -> Any:
 
 def aggregate(method: Method, ask: ServerAsk, server: Any, replies: Replies) -> Stepped:
     """Combine the replies, take the server's step and return its result."""
-    stepped = method.step(ask, server, combined(method, server, replies))
+    return take_step(method, ask, server, combined(method, server, replies))
+
+
+def take_step(method: Method, ask: ServerAsk, server: Any, given: Any) -> Stepped:
+    """Take the server's step with what it is given about the replies, and return its result."""
+    stepped = method.step(ask, server, given)
     if not isinstance(stepped, Stepped):
         raise TypeError(f"step must return Stepped(server), not {type(stepped).__name__}")
     return stepped
