@@ -184,15 +184,9 @@ def normal(dtype: torch.dtype, device: torch.device) -> float:
 
     worst = 0.0
     parameters = torch.promote_types(dtype, torch.float32)
-    for N, C, side, groups in (
-        (32, 64, 32, 2),
-        (32, 128, 16, 2),
-        (32, 256, 8, 2),
-        (32, 512, 4, 2),
-        (3, 30, 13, 6),
-        (1, 3, 201, 1),
-    ):
-        x, g = ((2 * draw(N, C, side, side) + 3).to(dtype) for _ in range(2))
+    resnet = [(32, C, side, 2) for C, side in ((64, 32), (128, 16), (256, 8), (512, 4))]
+    for N, C, side, groups in (*resnet, (3, 30, 13, 6), (1, 3, 201, 1)):
+        x, g = (2 * draw(N, C, side, side) + 3).to(dtype), draw(N, C, side, side).to(dtype)
         leaf = [x.to(memory_format=torch.channels_last), draw(C).to(parameters), draw(C).to(parameters)]
         real = [a.double().requires_grad_() for a in leaf]
         out = cast(Any, group_norm.Normalised.apply)(*(a.requires_grad_() for a in leaf), groups, 1e-5)

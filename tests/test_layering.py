@@ -14,19 +14,9 @@ PACKAGE = Path(fedncv.__file__).parent
 
 # From the bottom up. A module or package may import those of lower lines, and itself.
 LAYERS = [
-    (
-        "adapters",
-        "comparison",
-        "fingerprint",
-        "group_norm_kernel",
-        "keys_kernel",
-        "layout",
-        "spec",
-        "termination",
-        "tree",
-    ),
-    ("catalogue", "group_norm", "imports", "keys", "machine", "probe", "rows", "schedule"),
-    ("config", "functional", "estimators"),
+    ("adapters", "comparison", "fingerprint", "keys_kernel", "layout", "spec", "termination", "tree"),
+    ("catalogue", "group_norm_kernel", "imports", "keys", "machine", "probe", "rows", "schedule"),
+    ("config", "functional", "estimators", "group_norm"),
     ("flat",),
     ("results", "study", "recipes"),
     ("data", "figures", "metrics", "models", "optimizers", "tasks", "theory"),
