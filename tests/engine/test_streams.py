@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from fedncv.engine import choose, evaluate, stacked, stage
+from fedncv.engine import choose, evaluate, stacked, stacked_scores, stage
 from fedncv.engine.choose import engine_for
 from fedncv.engine.problem import start
 from fedncv.engine.sequential import SequentialEngine, run_round
@@ -200,6 +200,24 @@ def test_too_little_memory_for_one_client_is_one_line_with_what_is_needed(monkey
         assert words in said
     assert "continuing with 1 clients" in capsys.readouterr().err
     assert engine.capacity == 1
+
+
+@pytest.mark.parametrize("way", ["stacked", "streams"])
+def test_out_of_memory_in_scoring_repeats_it_with_fewer_clients_at_a_time(monkeypatch, capsys, way):
+    problem = tiny("scaffold", **HARD)
+    state, _ = run_round(problem, start(problem))
+    engine = ScoringEngine([problem], way=way)
+    expected, whole = (engine.before([state]), engine.after([state])), stacked_scores.scores
+
+    def small_memory(engine, rows, *rest):
+        if engine.capacity > 1:
+            raise torch.cuda.OutOfMemoryError("too large")
+        return whole(engine, rows, *rest)
+
+    monkeypatch.setattr(stacked_scores, "scores", small_memory)
+    assert (engine.before([state]), engine.after([state])) == expected
+    assert engine.capacity == 1
+    assert "continuing with 1 clients" in capsys.readouterr().err
 
 
 # ---- the choice ------------------------------------------------------------------------------------------

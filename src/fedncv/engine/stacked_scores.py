@@ -245,10 +245,10 @@ class ScoringEngine(StackedEngine):
         scores(self, arrived.rows, x_KP, used_KR, *offset)
 
     def before(self, states: Sequence[State]) -> list[dict[str, Any]]:
-        return before(self, states)
+        return self._until_it_fits(lambda: before(self, states))
 
     def after(self, states: Sequence[State]) -> list[dict[str, Any]]:
-        return after(self, states)
+        return self._until_it_fits(lambda: after(self, states))
 
     def gradients(self, states: Sequence[State]) -> Iterator[Gradients]:
         return gradients(self, states)
