@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
 
 from fedncv.config import RunConfig, short_names
-from fedncv.engine.processes import num_cores
+from fedncv.machine import num_cores
 from fedncv.results import STATE, read_config, read_runs
 from fedncv.runner import Row, Watch
 from fedncv.studies.cost import expected_samples, measured_samples
@@ -57,6 +57,8 @@ def start_line(total: int, left: list[RunConfig]) -> str:
 
 
 def _device(name: str) -> str:
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        return f"{name} of the cluster"
     if name.startswith("cuda"):
         return f"{name} ({torch.cuda.get_device_name(name)})"
     return f"{name} ({num_cores()} cores)"
@@ -152,9 +154,10 @@ class RunProgress:
         for folder, done in zip(folders, rounds, strict=True):
             config = self._configs[folder]
             share = done / config.rounds if config.rounds else 0.0
+            before = self._shares.get(folder, 0.0)  # above 0 if it begins again, because its worker was lost
             if folder not in self._shares:  # its last rows are newer than its checkpoint
                 self._work_left += self._work(folder)
-            self._work_left -= self._work(folder) * share  # done before this command began
+            self._work_left -= self._work(folder) * (share - before)  # done before this command began
             self._shares[folder] = share
             self._together[folder] = len(folders)
         if self._bar.disable:
