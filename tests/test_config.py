@@ -83,17 +83,8 @@ def test_every_setting_says_what_it_decides():
 
 def test_the_kinds_are_what_engines_studies_and_federations_go_by():
     assert set(named("machine")) == {
-        "data_dir",
-        "code_dir",
-        "checkpoint_every",
-        "rows",
-        "device",
-        "engine",
-        "layers",
-        "cluster",
-        "workers",
-        "block",
-    }
+        "data_dir", "code_dir", "checkpoint_every", "rows", "device", "engine", "layers", "cluster", "workers", "block",
+    }  # fmt: skip
     assert named("measurement") == ("metrics", "probe")
     assert set(named("own")) == {
         "seed", "lr", "schedule", "partition", "test_share", "sampling", "availability", "dropout", "stragglers",
@@ -105,7 +96,7 @@ def test_the_kinds_are_what_engines_studies_and_federations_go_by():
     )  # fmt: skip
     assert set(simulation_only()) == {
         "stream", "availability", "dropout", "stragglers", "after_every", "probe", "checkpoint_every", "diverged",
-        "device", "engine", "layers", "eval_clients",
+        "device", "engine", "layers", "eval_clients", "cluster", "workers", "block",
     }  # fmt: skip
 
 

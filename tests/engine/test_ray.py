@@ -70,7 +70,7 @@ def test_a_worker_killed_in_a_round_is_replaced_and_nothing_changes(cluster, dea
     assert killed_row == calm_row
     assert killed_row.keys() == row.keys()
     said = capfd.readouterr().err
-    assert said.count("a worker was lost") == 1
+    assert said.count("a worker was lost (its process was killed or crashed)") == 1
     assert len(said.splitlines()) == 1
 
 
@@ -129,3 +129,16 @@ def test_a_node_with_another_version_is_named(what):
     connect.refuse_others("10.0.0.7", here, dict(here))
     with pytest.raises(ClusterError, match=f"node 10.0.0.7 of the cluster has {what} other, and this machine has"):
         connect.refuse_others("10.0.0.7", here, here | {what: "other"})
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ("Task was killed due to the node running low on memory.\nMemory on the node was 7 GB", "ran out of memory"),
+        ("The actor died unexpectedly.\nThe actor died because its node has died. Node Id: 0a", "its machine is gone"),
+        ("The actor 78 is unavailable: RpcError: Socket closed", "its machine does not answer"),
+        ("Something new.\nwith details", "Something new"),
+    ],
+)
+def test_rays_errors_are_a_few_words(said, reason):
+    assert connect.reason_of(RuntimeError(said)).endswith(reason)

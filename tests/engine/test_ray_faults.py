@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 
-import psutil
 import pytest
 import torch
 from agreement import close
@@ -168,15 +167,10 @@ def started(folder, *words, wait_for=0):
 
 
 def left_of(process):
-    """Processes of the run's group that are alive."""
-    found = []
-    for each in psutil.process_iter(["pid"]):
-        try:
-            if os.getsid(each.pid) == process.pid and each.status() != psutil.STATUS_ZOMBIE:
-                found.append(each)
-        except (ProcessLookupError, psutil.NoSuchProcess):
-            pass
-    return found
+    """Numbers of the processes of the run's session that are alive."""
+    listed = subprocess.run(["ps", "-eo", "sid=,pid=,stat="], capture_output=True, text=True, check=True).stdout
+    lines = [line.split() for line in listed.splitlines()]
+    return [int(pid) for sid, pid, stat in lines if int(sid) == process.pid and not stat.startswith("Z")]
 
 
 @pytest.fixture(scope="module")

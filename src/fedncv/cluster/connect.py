@@ -23,7 +23,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 ANSWER_SECONDS = 5.0  # for the head of a cluster to accept a connection
 CHECK_SECONDS = 60.0  # for all nodes to say what they run
@@ -249,12 +248,16 @@ def _first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def reason_of(error: Any) -> str:
-    """Return why a worker is gone, in one line, from Ray's error."""
+REASONS = {  # words of Ray's errors -> the reason, in order
+    "low on memory": "it ran out of memory",
+    "node has died": "its machine is gone",
+    "node was dead": "its machine is gone",
+    "is unavailable": "its machine does not answer",
+    "process has died": "its process was killed or crashed",
+}
+
+
+def reason_of(error: BaseException) -> str:
+    """Return why a worker is gone, in a few words, from Ray's error of several lines."""
     text = str(error)
-    if "memory" in text.lower() and ("oom" in text.lower() or "threshold" in text):
-        return "out of memory"
-    for line in text.splitlines():
-        if line.strip().startswith("The actor died because") or "has been marked dead" in line:
-            return line.strip().rstrip(".")
-    return _first_line(error).rstrip(".")
+    return next((reason for words, reason in REASONS.items() if words in text), _first_line(error).rstrip("."))

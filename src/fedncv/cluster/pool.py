@@ -56,7 +56,8 @@ class Worker:
 
     number: int
     actor: Any
-    starting: Any  # reference to its first answer; None as soon as it is there
+    starting: list[Any]  # references to the answers that are still to come before it is ready
+    placed: bool = False  # a machine has room for it
     calls: list[Call] = field(default_factory=list)  # it runs the first one
     data: dict[Any, bytes] = field(default_factory=dict)  # what the caller believes that it has
 
@@ -65,9 +66,11 @@ class Pool:
     """Workers of one kind."""
 
     def __init__(
-        self, start: Callable[[], tuple[Any, Any]], wanted: Callable[[], int], greet: Callable[[Any], None]
+        self, start: Callable[[], tuple[Any, list[Any]]], wanted: Callable[[], int], greet: Callable[[Any], None]
     ) -> None:
-        """``start`` returns an actor and a reference to its first answer, which ``greet`` receives or refuses.
+        """``start`` returns an actor and references to its first two answers: that it lives, and that it is ready.
+
+        ``greet`` receives or refuses the second one.
 
         ``wanted`` is the number of workers for which there is room now.
         """
@@ -94,7 +97,7 @@ class Pool:
             while True:
                 check()
                 self._fill()
-                if any(worker.starting is None for worker in self.workers):
+                if any(not worker.starting for worker in self.workers):
                     return
                 self._check_somebody()
                 self._receive([])
@@ -126,7 +129,7 @@ class Pool:
                 for depth in range(ahead):
                     for worker in self.workers:
                         enough = waiting if depth == 0 else len(waiting) >= len(self.workers)
-                        if enough and worker.starting is None and len(worker.calls) == depth:
+                        if enough and not worker.starting and len(worker.calls) == depth:
                             i = max(waiting[: -LOOK - 1 : -1], key=partial(holds, worker))
                             waiting.remove(i)
                             worker.calls.append(Call(i, submit(worker, i), time.monotonic()))
@@ -167,7 +170,7 @@ class Pool:
         """Return the answers that arrive within a tick, and ``Died`` for workers that are lost while they work."""
         import ray
 
-        calls = {worker.starting: worker for worker in self.workers if worker.starting is not None}
+        calls = {worker.starting[0]: worker for worker in self.workers if worker.starting}
         calls |= {worker.calls[0].answer: worker for worker in self.workers if worker.calls}
         if not calls:
             time.sleep(TICK / 10)
@@ -186,13 +189,15 @@ class Pool:
             except ray.exceptions.RayError as error:
                 self._remove(worker)
                 answer = Died(reason_of(error))
-                if worker.starting is not None:  # nothing is lost, but a worker that cannot start may never start
+                if worker.starting:  # nothing is lost, but a worker that cannot start may never start
                     self._cannot_start(answer.reason)
                     continue
-            if worker.starting is not None:
-                worker.starting = None
-                self._failed_starts = 0
-                self._greet(answer)
+            if worker.starting:
+                worker.placed = True
+                del worker.starting[0]
+                if not worker.starting:
+                    self._failed_starts = 0
+                    self._greet(answer)
                 continue
             found.append((worker, answer))
         return found + self._hung(tasks, deaths, arrived)
@@ -239,7 +244,7 @@ class Pool:
 
     def _check_somebody(self) -> None:
         """Raise ClusterError if there has been no worker for long, because no machine has room for one."""
-        if any(worker.starting is None for worker in self.workers):
+        if any(worker.placed for worker in self.workers):
             self._nobody_since = time.monotonic()
         elif time.monotonic() - self._nobody_since > NOBODY_SECONDS:
             self.close()

@@ -11,6 +11,7 @@ What clients keep is in the driver's rows, and in its checkpoints. Workers cache
 import copy
 import os
 import sys
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Self
@@ -36,6 +37,8 @@ from fedncv.rows import Rows, name_of
 from fedncv.tree import num_bytes
 
 SHARED_BYTES = 1 << 16  # tensors of several blocks that are at least this large go into the object store, once a round
+
+LATEST = 16  # of them, to recognise one that is the same for all blocks
 
 
 class Traffic:
@@ -205,7 +208,8 @@ class RayEngine:
                 for outcome in result.value.outcomes:
                     if name := result.names.get(outcome.client):
                         key = blocks[i][1].run, outcome.client
-                        self._names[key] = outcome.trained.kept, name
+                        if not isinstance(states[blocks[i][0]].kept, Rows):  # which are in a file, and named there
+                            self._names[key] = outcome.trained.kept, name
                         worker.data[key] = name
             return None
 
@@ -240,12 +244,12 @@ class RayEngine:
 
     # ---- workers -----------------------------------------------------------------------------------------
 
-    def _start(self) -> tuple[Any, Any]:
+    def _start(self) -> tuple[Any, list[Any]]:
         import ray
 
         actors: Any = ray.remote(num_cpus=1, num_gpus=self._gpus, max_restarts=0, max_task_retries=0)(BlockWorker)
         actor: Any = actors.remote(self._setup._replace(layers=self._layers[0]), *self._packed)
-        return actor, actor.started.remote()
+        return actor, [actor.alive.remote(), actor.started.remote()]
 
     def _greet(self, started: Started) -> None:
         """Raise ClusterError if a worker could not start, or runs other versions than this process."""
@@ -265,7 +269,8 @@ class Store:
     """The large tensors of one round in the object store: one that several blocks use is there once."""
 
     def __init__(self, traffic: Traffic) -> None:
-        self._there: dict[int, tuple[Any, Any]] = {}  # address -> the numbers, which keep it, and the reference
+        # address -> the numbers, which keep it, and the reference; the oldest are forgotten, which frees them
+        self._there: OrderedDict[int, tuple[Any, Any]] = OrderedDict()
         self._traffic = traffic
 
     def put(self, parts: Sequence[Any]) -> list[Any]:
@@ -277,11 +282,14 @@ class Store:
             if len(part) < SHARED_BYTES:
                 arguments.append(part)
             elif address in self._there and len(self._there[address][0]) == len(part):
+                self._there.move_to_end(address)
                 arguments.append(self._there[address][1])
                 continue
             else:
                 self._there[address] = part, ray.put(part)
                 arguments.append(self._there[address][1])
+                if len(self._there) > LATEST:
+                    self._there.popitem(last=False)
             self._traffic.sent += len(part)
         return arguments
 

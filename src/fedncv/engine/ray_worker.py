@@ -79,11 +79,20 @@ class BlockWorker:
     """Problems, the engine of this device, and the cache of rows."""
 
     def __init__(self, setup: Setup, words: bytes, parts: Sequence[Numbers], samples: Packed) -> None:
-        self._failed, self._layers = "", [""]
+        self._given = setup, words, parts, samples
+
+    def alive(self) -> None:
+        """Return at once: this process has a place."""
+
+    def started(self) -> Started:
+        """Make the engine, which may take a while."""
+        failed, self._layers = "", [""]
         try:
-            self._begin(setup, words, parts, samples)
+            self._begin(*self._given)
         except Exception as error:  # the driver says it in one line
-            self._failed = _words(error)
+            failed = _words(error)
+        del self._given
+        return Started(socket.gethostname(), ours(), self._layers, failed)
 
     def _begin(self, setup: Setup, words: bytes, parts: Sequence[Numbers], samples: Packed) -> None:
         torch.set_num_threads(1)
@@ -109,9 +118,6 @@ class BlockWorker:
         self._layers = self._engine.layers if self._engine else [problem.layers for problem in problems]
         self._caches = [RowCache(device) for _ in problems]
         self._now: dict[int, tuple[int, Problem]] = {}  # run -> round, and its problem as it is then
-
-    def started(self) -> Started:
-        return Started(socket.gethostname(), ours(), self._layers, self._failed)
 
     def run(self, words: bytes, *parts: Numbers) -> tuple[bytes, list[Numbers]]:
         """Run a job, and return its packed answer: ``Done``, ``Missing`` or ``Failed``."""
