@@ -171,11 +171,15 @@ def calibrate(cells: list[Cell], place: Place) -> Any:
 # ---- training --------------------------------------------------------------------------------------------
 
 
+def write_token(path: Path, content: str) -> None:
+    path.write_text(content)
+
+
 @contextlib.contextmanager
 def with_token(place: Place, out: Path) -> Iterator[tuple[Place, str]]:
     """Write a file by which workers find out whether they see the study's folder; yield a line that says who does."""
     path, content = out.resolve() / f".cluster-{secrets.token_hex(4)}", secrets.token_hex(16)
-    path.write_text(content)
+    write_token(path, content)
     try:
         place = place._replace(setup=place.setup._replace(token=(str(path), content)))
         yield place, _line(place, out)
@@ -247,7 +251,7 @@ class Groups:
 
     # ---- what the pool asks ------------------------------------------------------------------------------
 
-    def _start(self) -> tuple[Any, Any]:
+    def _start(self) -> tuple[Any, list[Any]]:
         import ray
 
         def node() -> str:
@@ -256,7 +260,7 @@ class Groups:
         cpus, gpus = self._place.share
         actors: Any = ray.remote(num_cpus=cpus, num_gpus=gpus, max_restarts=0, max_task_retries=0)(GroupWorker)
         actor: Any = actors.remote(self._setup, node)
-        return actor, actor.started.remote()
+        return actor, [actor.alive.remote(), actor.started.remote()]
 
     def _wanted(self) -> int:
         return min(self._left, max(1, self._place.slots))
@@ -354,7 +358,7 @@ class Groups:
         import ray
 
         until = time.monotonic() + STOP_SECONDS
-        busy = [worker for worker in pool.workers if worker.calls and worker.starting is None]
+        busy = [worker for worker in pool.workers if worker.calls]
         ends = [(worker, worker.actor.stop.remote(STOP_SECONDS - 2)) for worker in busy]
         for worker, end in ends:
             for reference in (worker.calls[0].answer, end):

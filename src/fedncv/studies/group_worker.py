@@ -39,7 +39,11 @@ class GroupWorker:
         self._process: Process | None = None
         self._root = ""
 
+    def alive(self) -> None:
+        """Return at once: this process has a place."""
+
     def started(self) -> Started:
+        """Check the machine, if it has joined after the study began."""
         failed = "" if self._node() in self._setup.checked else check(self._setup)
         return Started(socket.gethostname(), ours(), failed)
 
