@@ -375,3 +375,50 @@ def test_while_the_earlier_checkpoint_is_there_its_rows_are_too(tmp_path, monkey
 def test_workers_that_wait_for_groups_import_no_torch():
     code = "import sys, fedncv.studies.group_worker; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# ---- the files of docs/cluster ---------------------------------------------------------------------------
+
+FILES = Path(__file__).parents[2] / "docs" / "cluster"
+
+
+def test_the_kubernetes_manifest_is_a_ray_cluster_of_one_image_without_public_ports():
+    yaml = pytest.importorskip("yaml")
+    cluster, policy = yaml.safe_load_all((FILES / "raycluster.yaml").read_text())
+    assert (cluster["apiVersion"], cluster["kind"]) == ("ray.io/v1", "RayCluster")
+    spec = cluster["spec"]
+    assert set(spec) == {"rayVersion", "headGroupSpec", "workerGroupSpecs"}
+    groups = [spec["headGroupSpec"], *spec["workerGroupSpecs"]]
+    assert len(groups) > 1
+    images = set()
+    for group in groups:
+        assert all(isinstance(value, str) for value in group["rayStartParams"].values())
+        (container,) = group["template"]["spec"]["containers"]
+        images.add(container["image"])
+        assert "ports" not in container
+        assert container["resources"]["requests"] == container["resources"]["limits"]
+        volumes = {each["name"] for each in group["template"]["spec"]["volumes"]}
+        assert {each["name"] for each in container["volumeMounts"]} == volumes
+        assert not {"hostNetwork", "hostPort"} & set(group["template"]["spec"])
+    assert len(images) == 1
+    for group in spec["workerGroupSpecs"]:
+        assert group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
+        assert group["groupName"]
+    assert spec["headGroupSpec"]["serviceType"] == "ClusterIP"
+    assert policy["kind"] == "NetworkPolicy"
+    labels = {"ray.io/cluster": cluster["metadata"]["name"]}
+    assert policy["spec"]["podSelector"]["matchLabels"] == labels
+    assert policy["spec"]["policyTypes"] == ["Ingress"]
+
+
+def test_the_slurm_script_is_a_script_of_bash_with_arguments_that_ray_takes():
+    script = FILES / "study.sbatch"
+    assert subprocess.run(["bash", "-n", str(script)], check=False).returncode == 0
+    lines = script.read_text().replace("\\\n", " ").splitlines()
+    (words,) = [line.split() for line in lines if "symmetric-run" in line and line.startswith("srun")]
+    ray_words = words[words.index("symmetric-run") + 1 : words.index("--")]
+    taken = subprocess.run(
+        [sys.executable, "-m", "ray.scripts.scripts", "start", "--help"], capture_output=True, text=True, check=False
+    )
+    for word in ray_words:
+        assert not word.startswith("--") or word in ("--address", "--min-nodes") or f"{word} " in taken.stdout, word
