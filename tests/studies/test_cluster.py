@@ -24,6 +24,7 @@ from fedncv.studies.cells import prepare
 from fedncv.studies.cluster import Share, _share, joined, run_on_cluster, with_token
 from fedncv.studies.copies import Copier, read_files, write_files
 from fedncv.studies.cost import Cost, makespan, seconds_of, time_on
+from fedncv.studies.group_worker import Process
 from fedncv.study import Cell, folder_name
 
 pytestmark = QUIET
@@ -370,6 +371,24 @@ def test_while_the_earlier_checkpoint_is_there_its_rows_are_too(tmp_path, monkey
         assert {b"1": b"old", b"2": b"new"}[files[STATE]] in files["rows-own.bin"]
         assert files[STATE] == b"1" or files["metrics.jsonl"] == b"m"
     assert read_files(tmp_path) == after
+
+
+def test_a_process_that_computes_nothing_is_taken_for_hung_and_one_that_is_killed_is_named(tmp_path):
+    setup = place().setup._replace(hung_seconds=1.0)
+    process = Process(over.CheckJob([CONFIG]), setup)
+    try:
+        os.kill(process._process.pid, signal.SIGSTOP)
+        reasons, until = [], time.monotonic() + 20
+        while not any(reasons) and time.monotonic() < until:
+            assert not [event for event in process.events() if event[0] != "said"]
+            reasons.append(process.lost())
+        assert reasons[-1] == "it has computed nothing for 1 s"
+        process._process.kill()
+        while not process.lost().startswith("its process ended with code -9 (killed"):
+            assert time.monotonic() < until
+            process.events()
+    finally:
+        process.close()
 
 
 def test_workers_that_wait_for_groups_import_no_torch():

@@ -48,17 +48,15 @@ def duration(seconds: float) -> str:
     return f"{seconds / 86_400:.1f} days"
 
 
-def start_line(total: int, left: list[RunConfig]) -> str:
+def start_line(total: int, left: list[RunConfig], where: str = "") -> str:
     """Return the first line of a log: how many runs are left, and where they train."""
     if not left:
         return f"{total} runs, nothing to do"
-    places = dict.fromkeys(f"{_device(config.device)}, engine {config.engine}" for config in left)
+    places = dict.fromkeys(f"{where or _device(config.device)}, engine {config.engine}" for config in left)
     return f"{total} runs, {total - len(left)} ended, {len(left)} to do, on {'; '.join(places)}"
 
 
 def _device(name: str) -> str:
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        return f"{name} of the cluster"
     if name.startswith("cuda"):
         return f"{name} ({torch.cuda.get_device_name(name)})"
     return f"{name} ({num_cores()} cores)"
@@ -111,8 +109,9 @@ class RunProgress:
     measurement of a run that trains alone.
     """
 
-    def __init__(self, what: str, folders: list[Path], left: list[Path]) -> None:
-        self._what, self._left = what, left
+    def __init__(self, what: str, folders: list[Path], left: list[Path], *, where: str = "") -> None:
+        """``where`` names the place of training, if it is not a device of this machine."""
+        self._what, self._left, self._where = what, left, where
         self._configs = {folder: read_config(folder) for folder in folders}
         texts = (text for config in self._configs.values() for text in (config.data, config.method))
         self._names = short_names(texts)
@@ -131,7 +130,7 @@ class RunProgress:
         self._bar.start()
         if self._bar.disable:
             left = [self._configs[folder] for folder in self._left]
-            self.say(f"{self._what}: {start_line(len(self._configs), left)}")
+            self.say(f"{self._what}: {start_line(len(self._configs), left, self._where)}")
             self._log.start()
         return self
 

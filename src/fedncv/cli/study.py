@@ -204,12 +204,13 @@ def _run(study: Study, out: Path, tensorboard: bool, *, jobs: int = 1, place: Pl
         with contextlib.ExitStack() as stack:
             stack.enter_context(saving_on_sigterm())
             train: Train = partial(_run_side_by_side, jobs) if jobs > 1 else _run_here
+            where = ""
             if place is not None:
-                place, where = stack.enter_context(with_token(place, out))
-                train = partial(_run_on_cluster, place)
-                print(where)
-            study = tune(study, out, partial(_run_all, "tuning", out, train, tensorboard), save)
-            _run_all("run", out, train, tensorboard, study.cells())
+                place, line = stack.enter_context(with_token(place, out))
+                train, where = partial(_run_on_cluster, place), f"{config.device} of the cluster"
+                print(line)
+            study = tune(study, out, partial(_run_all, "tuning", out, train, where, tensorboard), save)
+            _run_all("run", out, train, where, tensorboard, study.cells())
     except (KeyboardInterrupt, Terminated) as why:
         print("\nstopped; nothing is lost. Resume with the same command.", file=sys.stderr)
         return STATUS if isinstance(why, Terminated) else 130
@@ -222,9 +223,9 @@ def _run(study: Study, out: Path, tensorboard: bool, *, jobs: int = 1, place: Pl
     return 2 if failed else 0
 
 
-def _run_all(what: str, out: Path, train: Train, tensorboard: bool, cells: list[Cell]) -> None:
+def _run_all(what: str, out: Path, train: Train, where: str, tensorboard: bool, cells: list[Cell]) -> None:
     left = prepare(out, cells)
-    with RunProgress(what, [out / cell.folder for cell in cells], left) as progress:
+    with RunProgress(what, [out / cell.folder for cell in cells], left, where=where) as progress:
         watch = progress.watch
         if tensorboard:
             from fedncv.tensorboard import beside
