@@ -16,7 +16,8 @@ from raylets import QUIET, assert_same_bytes, left_of
 
 from fedncv.cli import main
 from fedncv.config import RunConfig
-from fedncv.results import LOCK, STATE
+from fedncv.objects import code_of
+from fedncv.results import LOCK, STATE, read_run
 from fedncv.runner import Watch, alike, run_folders, run_group
 from fedncv.studies import cluster as over
 from fedncv.studies import copies as copies_
@@ -24,6 +25,7 @@ from fedncv.studies.cells import prepare
 from fedncv.studies.cluster import Share, _share, joined, run_on_cluster, with_token
 from fedncv.studies.copies import Copier, read_files, write_files
 from fedncv.studies.cost import Cost, makespan, seconds_of, time_on
+from fedncv.studies.group_process import unfit
 from fedncv.studies.group_worker import Process
 from fedncv.study import Cell, folder_name
 
@@ -104,7 +106,10 @@ def test_a_study_on_a_cluster_has_the_bytes_of_one_machine(tmp_path, cluster):
 def test_two_nodes_that_do_not_see_the_folder_give_the_same_bytes(tmp_path, cluster, apart, rows):
     cluster.add_node(num_cpus=1)
     plan = cells("fedavg", "scaffold", "fedncv", rows=rows)
-    folders, line = train(cluster.address, tmp_path / "out", plan)
+    begun = []
+    watch = watching()._replace(begin=lambda folders, _rounds: begun.extend(folders))
+    folders, line = train(cluster.address, tmp_path / "out", plan, watch)
+    assert sorted(begun) == sorted(folders)  # each once
     assert "2 machines, 2 groups at a time" in line
     assert "send copies of their runs here" in line
     ours = trained_here(tmp_path / "here", plan)
@@ -176,9 +181,7 @@ def study(out, *words):
 @slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize("sees", [True, False])
-def test_ctrl_c_and_sigterm_leave_checkpoints_and_the_same_command_resumes(
-    tmp_path, cluster, number, code, sees, monkeypatch
-):
+def test_ctrl_c_and_sigterm_leave_checkpoints_and_the_same_command_resumes(tmp_path, cluster, number, code, sees):
     long = ("--rounds", "150", "--checkpoint-every", "1000")
     program = "import sys; from fedncv.cli import main; from fedncv.studies import cluster\n"
     if not sees:
@@ -205,11 +208,13 @@ def test_ctrl_c_and_sigterm_leave_checkpoints_and_the_same_command_resumes(
     assert "nothing is lost" in output
     assert not left_of(process)
     assert gone()
-    assert list(tmp_path.glob(f"out/digits/*/{STATE}"))
+    stopped = [read_run(path.parent).rounds for path in tmp_path.glob(f"out/digits/*/{STATE}")]
+    assert stopped
+    assert all(0 < rounds < 150 for rounds in stopped)
     assert not list((tmp_path / "out").glob(".cluster-*"))
     again = subprocess.run(command, capture_output=True, text=True, check=False)
     assert again.returncode == 0, again.stderr
-    assert "begins at round 0/150" not in again.stdout.split("scaffold")[0]
+    assert f"begins at round {stopped[0]}/150" in again.stdout
     assert main(study(tmp_path / "here", *long)) == 0
     names = [f"{method}-seed{seed}" for method in ("fedavg", "scaffold") for seed in (0, 1)]
     for name in names:
@@ -231,8 +236,7 @@ def test_tuning_and_a_dry_run_on_a_cluster(tmp_path, cluster, capsys):
 
 
 @slow
-def test_bad_input_is_one_line_and_makes_no_folder(tmp_path, cluster, capsys, monkeypatch):
-    (tmp_path / "mine.py").write_text("import fedncv\ndef method():\n    return fedncv.fedavg()\n")
+def test_bad_input_is_one_line_and_makes_no_folder(tmp_path, cluster, capsys):
     for words, said in (
         (("--cluster", "127.0.0.1:1"), "no Ray cluster answers at 127.0.0.1:1"),
         (("--cluster", "nonsense"), "cluster must be auto, HOST:PORT"),
@@ -371,6 +375,17 @@ def test_while_the_earlier_checkpoint_is_there_its_rows_are_too(tmp_path, monkey
         assert {b"1": b"old", b"2": b"new"}[files[STATE]] in files["rows-own.bin"]
         assert files[STATE] == b"1" or files["metrics.jsonl"] == b"m"
     assert read_files(tmp_path) == after
+
+
+def test_a_machine_without_the_data_or_the_code_is_unfit(tmp_path):
+    (tmp_path / "mine_on_cluster.py").write_text("from fedncv.methods.fedavg import fedavg as method\n")
+    mine = replace(CONFIG, method="mine_on_cluster:method", code_dir=str(tmp_path))
+    mine = replace(mine, code=code_of(mine))
+    assert unfit([CONFIG, mine]) == ""
+    assert str(tmp_path) in unfit([replace(CONFIG, data="mnist", data_dir=str(tmp_path))])
+    assert "nowhere_to_be_found" in unfit([replace(CONFIG, method="nowhere_to_be_found:method")])
+    other = replace(mine, code=mine.code[:-6] + "000000")
+    assert unfit([other]).startswith("its code of mine_on_cluster:method differs")
 
 
 def test_a_process_that_computes_nothing_is_taken_for_hung_and_one_that_is_killed_is_named(tmp_path):

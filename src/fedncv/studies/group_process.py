@@ -68,7 +68,7 @@ def unfit(configs: list[RunConfig]) -> str:
             return str(error)
         loaded.add((config.data, config.data_dir))
         if changed := code_changes(config):
-            return f"the code of {', '.join(changed)} is not the one of this machine"
+            return f"its code of {', '.join(changed)} differs from that of the driver's machine; copy the file"
     return ""
 
 
