@@ -1,3 +1,18 @@
+import pytest
 import torch
 
 torch.set_num_threads(1)  # tests run side by side, and engines promise equal bits with one thread
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    """A Ray cluster: a head with one CPU; tests add nodes, which are raylets on this machine."""
+    monkeypatch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    from ray.cluster_utils import Cluster
+
+    from fedncv.cluster import connect
+
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    yield made
+    connect.close()
+    made.shutdown()

@@ -9,18 +9,26 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import torch
-
+CORES = "FEDNCV_CORES"  # the variable for machines whose cores several programs share
 PACKAGES = ("fedncv", "torch", "numpy", "scipy")
 
 
 def versions(device: str) -> dict[str, str]:
     """Return the versions that influence the numbers besides the config."""
+    import torch  # here, because workers that only wait ask for ``num_cores``
+
     found = {"python": platform.python_version(), "system": f"{platform.system()} {platform.machine()}"}
     found |= {package: _version(package) for package in PACKAGES}
     if device.startswith("cuda") and torch.cuda.is_available():
         found["gpu"] = torch.cuda.get_device_name(device)
     return found
+
+
+def num_cores() -> int:
+    """Return the number of cores that this process may use: those of its affinity, at most ``FEDNCV_CORES``."""
+    seen = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    given = os.environ.get(CORES, "")
+    return max(1, min(seen, int(given))) if given.isdecimal() else seen
 
 
 @cache
@@ -33,8 +41,9 @@ def _version(package: str) -> str:
 
 def facts(device: str) -> dict[str, Any]:
     """Return the processor, the cores that this process may use, the threads of one operation, and the versions."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return {"processor": _processor(), "cores": cores, "threads": torch.get_num_threads()} | versions(device)
+    import torch
+
+    return {"processor": _processor(), "cores": num_cores(), "threads": torch.get_num_threads()} | versions(device)
 
 
 @cache

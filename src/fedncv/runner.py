@@ -318,12 +318,17 @@ def alike(folders: list[Path]) -> list[list[Path]]:
     return list(groups.values())
 
 
-def run_group(group: list[Path], watch: Watch) -> list[Failure]:
+def run_group(group: list[Path], watch: Watch, on_round: OnRound | None = None) -> list[Failure]:
     """Train runs that can share an engine to their end; return those that failed. They do not stop the others."""
     from fedncv import store
 
     runs: list[LiveRun] = []
     failures: list[Failure] = []
+
+    def told(run: LiveRun, row: Row) -> None:
+        watch.row(_folder(run), row)
+        if on_round is not None:
+            on_round(run, row)
 
     def fail(folder: Path, error: Exception) -> None:
         failures.append(Failure(folder, error))
@@ -347,7 +352,7 @@ def run_group(group: list[Path], watch: Watch) -> list[Failure]:
         folders = list(map(_folder, together))
         watch.begin(folders, [run.state.round for run in together])
         try:
-            train(together, on_round=lambda run, row: watch.row(_folder(run), row))
+            train(together, on_round=told)
         except (ArithmeticError, ValueError) as error:
             for run in together:
                 if not run.is_finished:

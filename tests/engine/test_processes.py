@@ -9,7 +9,8 @@ import pytest
 import torch
 from federations import FULL_FEDNCV, Tiny, everyone, tiny
 
-from fedncv.engine import evaluate, processes
+from fedncv import machine
+from fedncv.engine import evaluate
 from fedncv.engine.choose import engine_for
 from fedncv.engine.gradients import of_run
 from fedncv.engine.problem import Arrival, DivergedError, start
@@ -238,4 +239,4 @@ def test_processes_are_refused_where_nothing_forks(monkeypatch):
     monkeypatch.setattr("fedncv.engine.choose.can_fork", lambda: False)
     with pytest.raises(ValueError, match="use sequential or auto"):
         engine_for([tiny("fedavg", engine="processes")])
-    assert processes.num_cores() >= 1
+    assert machine.num_cores() >= 1

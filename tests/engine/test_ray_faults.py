@@ -11,17 +11,13 @@ import pytest
 import torch
 from agreement import close
 from federations import Tiny, tiny_dataset
+from raylets import QUIET, assert_same_bytes, left_of
 
 from fedncv.cluster import pool
 from fedncv.cluster.connect import ClusterError
 from fedncv.simulation import resume, simulate
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-    pytest.mark.filterwarnings("ignore:Tip. In future versions of Ray:FutureWarning"),
-]
+pytestmark = [pytest.mark.slow, *QUIET]
 SETTINGS = {
     "method": "scaffold",
     "partition": "iid",
@@ -49,24 +45,8 @@ class Slow(Tiny):
 OBJECTS = {"data": tiny_dataset(80), "model": Slow}
 
 
-@pytest.fixture
-def cluster(monkeypatch):
-    """A head with one CPU; tests add nodes."""
-    monkeypatch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    from ray.cluster_utils import Cluster
-
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    yield made
-    made.shutdown()
-
-
 def run(folder, made, **changes):
     return simulate(**(SETTINGS | OBJECTS | {"cluster": made.address} | changes), out=folder)
-
-
-def assert_same_bytes(folder, other):
-    for name in ("config.toml", "metrics.jsonl", "state.safetensors"):
-        assert (folder / name).read_bytes() == (other / name).read_bytes(), name
 
 
 def soon(function, *arguments):
@@ -164,13 +144,6 @@ def started(folder, *words, wait_for=0):
         assert process.poll() is None, process.communicate()[0]
         time.sleep(0.05)
     return process
-
-
-def left_of(process):
-    """Numbers of the processes of the run's session that are alive."""
-    listed = subprocess.run(["ps", "-eo", "sid=,pid=,stat="], capture_output=True, text=True, check=True).stdout
-    lines = [line.split() for line in listed.splitlines()]
-    return [int(pid) for sid, pid, stat in lines if int(sid) == process.pid and not stat.startswith("Z")]
 
 
 @pytest.fixture(scope="module")

@@ -148,7 +148,7 @@ def test_datasets_methods_and_seeds_can_be_added_and_nothing_else(study):
 
 OTHER_MACHINE = {
     "device": "cuda", "engine": "stacked", "layers": "torch", "rows": "disk", "data_dir": "elsewhere",
-    "checkpoint_every": 3, "code_dir": "elsewhere", "cluster": "auto", "workers": 3, "block": 5,
+    "checkpoint_every": 3, "code_dir": "elsewhere", "cluster": "10.0.0.5:6379", "workers": 2, "block": 5,
 }  # fmt: skip
 
 

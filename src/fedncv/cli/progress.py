@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
 
 from fedncv.config import RunConfig, short_names
-from fedncv.engine.processes import num_cores
+from fedncv.machine import num_cores
 from fedncv.results import STATE, read_config, read_runs
 from fedncv.runner import Row, Watch
 from fedncv.studies.cost import expected_samples, measured_samples
@@ -48,11 +48,11 @@ def duration(seconds: float) -> str:
     return f"{seconds / 86_400:.1f} days"
 
 
-def start_line(total: int, left: list[RunConfig]) -> str:
+def start_line(total: int, left: list[RunConfig], where: str = "") -> str:
     """Return the first line of a log: how many runs are left, and where they train."""
     if not left:
         return f"{total} runs, nothing to do"
-    places = dict.fromkeys(f"{_device(config.device)}, engine {config.engine}" for config in left)
+    places = dict.fromkeys(f"{where or _device(config.device)}, engine {config.engine}" for config in left)
     return f"{total} runs, {total - len(left)} ended, {len(left)} to do, on {'; '.join(places)}"
 
 
@@ -109,8 +109,9 @@ class RunProgress:
     measurement of a run that trains alone.
     """
 
-    def __init__(self, what: str, folders: list[Path], left: list[Path]) -> None:
-        self._what, self._left = what, left
+    def __init__(self, what: str, folders: list[Path], left: list[Path], *, where: str = "") -> None:
+        """``where`` names the place of training, if it is not a device of this machine."""
+        self._what, self._left, self._where = what, left, where
         self._configs = {folder: read_config(folder) for folder in folders}
         texts = (text for config in self._configs.values() for text in (config.data, config.method))
         self._names = short_names(texts)
@@ -129,7 +130,7 @@ class RunProgress:
         self._bar.start()
         if self._bar.disable:
             left = [self._configs[folder] for folder in self._left]
-            self.say(f"{self._what}: {start_line(len(self._configs), left)}")
+            self.say(f"{self._what}: {start_line(len(self._configs), left, self._where)}")
             self._log.start()
         return self
 
@@ -152,9 +153,10 @@ class RunProgress:
         for folder, done in zip(folders, rounds, strict=True):
             config = self._configs[folder]
             share = done / config.rounds if config.rounds else 0.0
+            before = self._shares.get(folder, 0.0)  # above 0 if it begins again, because its worker was lost
             if folder not in self._shares:  # its last rows are newer than its checkpoint
                 self._work_left += self._work(folder)
-            self._work_left -= self._work(folder) * share  # done before this command began
+            self._work_left -= self._work(folder) * (share - before)  # done before this command began
             self._shares[folder] = share
             self._together[folder] = len(folders)
         if self._bar.disable:

@@ -1,9 +1,11 @@
 """fedncv study: run one of the paper's tables or figures, or a quick study, as a folder of runs."""
 
+import contextlib
 import itertools
 import math
 import shlex
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -29,13 +31,15 @@ from fedncv.runner import Watch, alike, reasons, refused, run_folders
 from fedncv.spec import nearest
 from fedncv.studies import STUDIES
 from fedncv.studies.cells import anchored_study, check_study, failures, prepare, write_partition
+from fedncv.studies.cluster import Place, calibrate, joined, run_on_cluster, with_token
 from fedncv.studies.command import command
-from fedncv.studies.cost import costs
+from fedncv.studies.cost import costs, seconds_of, time_on
 from fedncv.studies.jobs import JobError, run_groups
 from fedncv.studies.tuning import tune
 from fedncv.study import FILE, Cell, Study, Tuning, extend, read_study, to_toml
 from fedncv.termination import STATUS, Terminated, saving_on_sigterm
 
+Train = Callable[[list[Path], Watch], None]
 NAMED = 5  # unfinished runs that a message names
 
 
@@ -62,8 +66,13 @@ class Arguments(Settings):
     """--tune: the learning rates to try."""
     tuning_seeds: int = len(Tuning().seeds)
     """--tune: number of seeds per learning rate; they start at 1000."""
+    cluster: str = ""
+    """Train on the machines of a Ray cluster: HOST:PORT, or auto, the one that runs on this machine. Every group (the
+    seeds of one method) trains on a CPU or a GPU of its own. With engine=ray one group after the other trains on the
+    whole cluster. Empty: this machine."""
     jobs: int = 1
-    """Methods to train at the same time, each in its own process. One does not fill an H200: we used 7."""
+    """Methods to train at the same time, each in its own process. One does not fill an H200: we used 7. With --cluster:
+    for each GPU."""
     tensorboard: bool = False
     """Also write TensorBoard event files into each run's folder."""
     dry_run: bool = False
@@ -103,13 +112,20 @@ def main(argv: list[str]) -> int:
     else:
         study = anchored_study(study)
     check_study(study)
-    if not arguments.dry_run or torch.cuda.is_available():  # a dry run also works without the GPU
-        find_device(arguments.device)
     if arguments.jobs < 1:
         raise ValueError(f"--jobs must be at least 1, not {arguments.jobs}")
+    if arguments.cluster and arguments.engine == "ray" and arguments.jobs > 1:
+        raise ValueError("engine=ray trains one group at a time on all workers of the cluster; leave out --jobs")
+    if arguments.cluster and arguments.engine != "ray":
+        with joined(arguments.cluster, _all_cells(study), arguments.jobs) as place:
+            if arguments.dry_run:
+                return _dry_run(study, out, place)
+            return _run(study, out, arguments.tensorboard, place=place)
+    if not arguments.dry_run or torch.cuda.is_available():  # a dry run also works without the GPU
+        find_device(arguments.device)
     if arguments.dry_run:
         return _dry_run(study, out)
-    return _run(study, out, jobs=arguments.jobs, tensorboard=arguments.tensorboard)
+    return _run(study, out, arguments.tensorboard, jobs=arguments.jobs)
 
 
 def _named(argv: list[str]) -> Study:
@@ -142,6 +158,8 @@ def _asked(study: Study, arguments: Arguments) -> Study:
     several = len(arguments.clients) > 1
     settings["clients"] = study.settings.clients if several else arguments.clients[0]
     settings["data"] = arguments.datasets[0] if arguments.datasets else ""
+    if arguments.engine != "ray":  # the runs are those of one machine, wherever they train
+        settings["cluster"] = ""
     tuning = None
     if arguments.tune:
         tuning = Tuning(arguments.tuning_lr, tuple(range(1000, 1000 + arguments.tuning_seeds)))
@@ -164,12 +182,18 @@ def _asked(study: Study, arguments: Arguments) -> Study:
     )
 
 
-def _run(study: Study, out: Path, *, jobs: int, tensorboard: bool) -> int:
+def _all_cells(study: Study) -> list[Cell]:
+    """Return the reported runs, and those that choose the learning rates."""
+    return study.cells() + [cell for column, method in study.untuned() for cell in _trials(study, column, method)]
+
+
+def _run(study: Study, out: Path, tensorboard: bool, *, jobs: int = 1, place: Place | None = None) -> int:
     check_out(out)
     if alone := next(out.glob(f"*/{CONFIG}"), None):
         raise ValueError(f"{alone.parent} is a single run, not part of a study; choose another --out")
-    problem = build(study.cells()[0].config)
-    decide([problem])  # check data, model, device and engine before a folder is made
+    config = study.cells()[0].config
+    problem = build(replace(config, device="cpu") if place else config)
+    decide([problem._replace(config=config)])  # check data, model, device and engine before a folder is made
     if note := owners_note(problem.dataset, problem.config.partition, problem.config.clients):
         print(note, file=sys.stderr)
     for column, settings in study.columns().items():
@@ -177,9 +201,16 @@ def _run(study: Study, out: Path, *, jobs: int, tensorboard: bool) -> int:
     save = partial(_save, out)
     save(study)
     try:
-        with saving_on_sigterm():
-            study = tune(study, out, partial(_run_all, "tuning", out, jobs, tensorboard), save)
-            _run_all("run", out, jobs, tensorboard, study.cells())
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(saving_on_sigterm())
+            train: Train = partial(_run_side_by_side, jobs) if jobs > 1 else _run_here
+            where = ""
+            if place is not None:
+                place, line = stack.enter_context(with_token(place, out))
+                train, where = partial(_run_on_cluster, place), f"{config.device} of the cluster"
+                print(line)
+            study = tune(study, out, partial(_run_all, "tuning", out, train, where, tensorboard), save)
+            _run_all("run", out, train, where, tensorboard, study.cells())
     except (KeyboardInterrupt, Terminated) as why:
         print("\nstopped; nothing is lost. Resume with the same command.", file=sys.stderr)
         return STATUS if isinstance(why, Terminated) else 130
@@ -192,24 +223,34 @@ def _run(study: Study, out: Path, *, jobs: int, tensorboard: bool) -> int:
     return 2 if failed else 0
 
 
-def _run_all(what: str, out: Path, jobs: int, tensorboard: bool, cells: list[Cell]) -> None:
+def _run_all(what: str, out: Path, train: Train, where: str, tensorboard: bool, cells: list[Cell]) -> None:
     left = prepare(out, cells)
-    with RunProgress(what, [out / cell.folder for cell in cells], left) as progress:
+    with RunProgress(what, [out / cell.folder for cell in cells], left, where=where) as progress:
         watch = progress.watch
         if tensorboard:
             from fedncv.tensorboard import beside
 
             watch = beside(watch)
-        if jobs > 1:
-            _run_side_by_side(left, jobs, watch)
-        elif failed := refused(run_folders(left, watch)):
-            raise ValueError("\n".join(reasons(failed)))
+        train(left, watch)
 
 
-def _run_side_by_side(folders: list[Path], jobs: int, watch: Watch) -> None:
+def _run_here(folders: list[Path], watch: Watch) -> None:
+    if failed := refused(run_folders(folders, watch)):
+        raise ValueError("\n".join(reasons(failed)))
+
+
+def _run_side_by_side(jobs: int, folders: list[Path], watch: Watch) -> None:
+    _run_apart(folders, lambda: run_groups(alike(folders), jobs, watch))
+
+
+def _run_on_cluster(place: Place, folders: list[Path], watch: Watch) -> None:
+    _run_apart(folders, lambda: run_on_cluster(alike(folders), place, watch))
+
+
+def _run_apart(folders: list[Path], run: Callable[[], None]) -> None:
     """Train every run to its end. Raise ValueError if a process failed, with the unfinished runs and the remedy."""
     try:
-        run_groups(alike(folders), jobs, watch)
+        run()
     except JobError as error:
         why = str(error)
         runs = [run for run in map(read_run, folders) if run.status == "unfinished"]
@@ -238,11 +279,11 @@ def _datasets_only(study: Study, out: Path) -> int:
     return 0
 
 
-def _dry_run(study: Study, out: Path) -> int:
+def _dry_run(study: Study, out: Path, place: Place | None = None) -> int:
     cells = study.cells()
-    trials = [cell for column, method in study.untuned() for cell in _trials(study, column, method)]
+    trials = _all_cells(study)[len(cells) :]
     done = [cell for cell in cells + trials if (out / cell.folder / "state.safetensors").exists()]
-    lines = costs(cells + trials)
+    lines = calibrate(cells + trials, place) if place else costs(cells + trials)
     print(f"{study.title}: {len(cells)} runs, {len(trials)} more for tuning; {len(done)} of them started or finished")
     table = Table()
     for heading in ("column", "method", "runs", "samples", "bytes", "time"):
@@ -254,10 +295,25 @@ def _dry_run(study: Study, out: Path) -> int:
     table.add_row("total", "", str(len(cells) + len(trials)), *_totals(total))
     console = Console() if Console().is_terminal else Console(width=140)
     console.print(table)
-    print("time: estimated from one round of each method on this machine, its seeds together; scoring comes on top")
+    where = "a worker of the cluster" if place else "this machine"
+    print(f"time: estimated from one round of each method on {where}, its seeds together; scoring comes on top")
+    if place:
+        seconds = seconds_of(cells + trials, lines)
+        print(_on_cluster([time_on(place.slots, each, seconds, out) for each in (trials, cells)], place))
     for why in dict.fromkeys(why for *_, why in lines if why):
         print(f"unknown: {why}")
     return 0
+
+
+def _on_cluster(phases: list[float | None], place: Place) -> str:
+    """Return how long the rest of the study takes on the cluster, tuning first, and what this assumes."""
+    known = [each for each in phases if each is not None]
+    long = duration(sum(known)) if len(known) == len(phases) else "unknown"
+    sharing = ", groups on one GPU do not slow each other down" if place.share.gpus not in (0, 1) else ""
+    return (
+        f"on the cluster: {long} for what is left, {place.slots} groups at a time, the longest first. Assumed: "
+        f"all workers are as fast as the one that was measured{sharing}, and nobody else uses the cluster"
+    )
 
 
 def _trials(study: Study, column: str, method: str) -> list[Cell]:

@@ -52,7 +52,7 @@ _ours = Ours()
 def check_installed() -> None:
     """Raise ClusterError unless Ray can be imported."""
     if importlib.util.find_spec("ray") is None:
-        raise ClusterError('engine=ray needs Ray, which is not installed; run: pip install "fedncv[ray]"')
+        raise ClusterError('engine=ray and --cluster need Ray, which is not installed; run: pip install "fedncv[ray]"')
 
 
 def connect(cluster: str, *, cpus: int, gpus: int = 0, visible: str | None = None) -> None:

@@ -32,6 +32,7 @@ class Task(NamedTuple):
     words: str  # for people: clients 3 to 17
     size: float  # proportional to its time
     pace: Any = ""  # tasks of one pace take the same time for the same size
+    beat: float = 0.0  # seconds in which each of its many answers is due; 0: its time tells when it is hung
 
 
 class Died(NamedTuple):
@@ -108,11 +109,15 @@ class Pool:
         take: Callable[[Worker, int, Any], Any],
         *,
         holds: Callable[[Worker, int], int] = lambda _worker, _i: 0,
+        lost: Callable[[int, str], bool] | None = None,
+        ahead: int = AHEAD,
     ) -> None:
         """Run all tasks. ``submit`` sends task i to a worker and returns a reference to its answer.
 
         ``take`` receives the answer. If it returns a new reference, the worker goes on with this task; otherwise the
         task is done. ``holds`` says how much of the data of task i a worker already has; it never changes a result.
+        ``lost`` is told that the worker of task i was lost, and returns whether to run the task again; without it the
+        third loss ends the work.
         """
         waiting = sorted(range(len(tasks)), key=lambda i: self.expected(tasks[i]))  # taken from the end
         deaths = [0] * len(tasks)
@@ -121,7 +126,7 @@ class Pool:
             while left:
                 check()
                 self._fill()
-                for depth in range(AHEAD):
+                for depth in range(ahead):
                     for worker in self.workers:
                         enough = waiting if depth == 0 else len(waiting) >= len(self.workers)
                         if enough and not worker.starting and len(worker.calls) == depth:
@@ -132,12 +137,16 @@ class Pool:
                 for worker, answer in self._receive(tasks, deaths):
                     call = worker.calls[0]
                     if isinstance(answer, Died):
-                        self._retry(call.task, tasks, deaths, answer.reason)
                         waiting += [each.task for each in reversed(worker.calls)]
+                        if lost is None:
+                            self._retry(call.task, tasks, deaths, answer.reason)
+                        elif not lost(call.task, answer.reason):
+                            waiting.remove(call.task)
+                            left -= 1
                         continue
                     again = take(worker, call.task, answer)
                     if again is not None:
-                        call.answer = again
+                        call.answer, call.began = again, time.monotonic()
                         continue
                     left -= 1
                     del worker.calls[0]
@@ -203,9 +212,10 @@ class Pool:
             if not worker.calls or worker.calls[0].answer in arrived:
                 continue
             call = worker.calls[0]
-            if tasks[call.task].pace not in self._seconds:
+            beat = tasks[call.task].beat
+            if not beat and tasks[call.task].pace not in self._seconds:
                 continue
-            most = max(HUNG_FLOOR, HUNG_FACTOR * self.expected(tasks[call.task])) * 2 ** deaths[call.task]
+            most = beat or max(HUNG_FLOOR, HUNG_FACTOR * self.expected(tasks[call.task])) * 2 ** deaths[call.task]
             if time.monotonic() - call.began > most:
                 self._remove(worker)
                 found.append((worker, Died(f"no answer for {most:.3g} s")))

@@ -14,10 +14,11 @@ from fedncv.engine.arithmetic import EXACT
 from fedncv.engine.cpu_fused import CannotCompileError, fused
 from fedncv.engine.cpu_trial import faster
 from fedncv.engine.problem import Problem, start
-from fedncv.engine.processes import ProcessesEngine, can_fork, num_cores
+from fedncv.engine.processes import ProcessesEngine, can_fork
 from fedncv.engine.protocol import Engine
 from fedncv.engine.round import draw
 from fedncv.engine.sequential import SequentialEngine
+from fedncv.machine import num_cores
 
 if TYPE_CHECKING:
     from fedncv.engine.stacked import Way
@@ -54,7 +55,7 @@ def decide(problems: Sequence[Problem]) -> Choice:
              engine keeps torch's layers and their bits. The layers of a run depend only on its own settings and the
              machine, not on the other runs.
     """
-    config, on_gpu = problems[0].config, problems[0].model.start_P.is_cuda
+    config, on_gpu = problems[0].config, problems[0].config.device != "cpu"
     name = config.engine
     if name == "processes" and (on_gpu or not can_fork()):
         where = "a GPU" if on_gpu else sys.platform

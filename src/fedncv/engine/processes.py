@@ -8,7 +8,6 @@ changes nothing: training is a function of the message and the keys.
 import copy
 import ctypes
 import multiprocessing
-import os
 import pickle
 import signal
 import sys
@@ -28,6 +27,7 @@ from fedncv.engine.local import train
 from fedncv.engine.pipes import Known, Place, receive, repeated, send
 from fedncv.engine.problem import Arrival, DivergedError, Problem, Settled, State, arrivals
 from fedncv.engine.round import Draw, Outcome, draw, outcome, settle
+from fedncv.machine import num_cores
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of malloc.h
 TRIES = 3  # deaths of the worker of one client before the run stops
@@ -50,10 +50,6 @@ class WorkerError(ValueError):
 
 def can_fork() -> bool:
     return sys.platform.startswith("linux")
-
-
-def num_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def work(problems: Sequence[Problem], job: Job) -> Any:

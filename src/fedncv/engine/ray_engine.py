@@ -29,10 +29,10 @@ from fedncv.engine.evaluate import shared_model, summary, summary_before
 from fedncv.engine.gradients import Gradients, collected
 from fedncv.engine.loops import Loops, with_loops
 from fedncv.engine.problem import DivergedError, Kept, Problem, Settled, State
-from fedncv.engine.processes import num_cores
 from fedncv.engine.ray_worker import BlockWorker, Done, Failed, Job, Missing, Setup, Started
 from fedncv.engine.relay import Kind, Messages, blocks_of, everybody, num_samples
 from fedncv.engine.round import Draw, draw, settle
+from fedncv.machine import num_cores
 from fedncv.rows import Rows, name_of
 from fedncv.tree import num_bytes
 

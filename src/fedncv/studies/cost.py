@@ -1,17 +1,20 @@
 """Estimate the cost of a study before it starts: runs, samples, bytes, and time from a short calibration."""
 
+import heapq
 import time
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedncv.config import RunConfig
 from fedncv.data import DATASETS, load
 from fedncv.engine.arithmetic import arithmetic
-from fedncv.engine.choose import engine_for
+from fedncv.engine.choose import common, engine_for
 from fedncv.engine.problem import State, build, start
 from fedncv.engine.protocol import Engine
 from fedncv.engine.sequential import one_thread
+from fedncv.results import is_run, read_run
 from fedncv.study import Cell
 
 USUAL = 50_000  # assumed samples of a dataset that cannot be loaded here
@@ -23,6 +26,9 @@ class Cost(NamedTuple):
     samples: float  # expected; the exact number depends on the draw of clients
     bytes: float | None
     seconds: float | None
+
+
+Line = tuple[str, str, int, Cost, str]  # column, method, runs, cost of one, why something is unknown
 
 
 def expected_samples(config: RunConfig) -> float:
@@ -93,20 +99,24 @@ def _why_absent(config: RunConfig) -> str:
     return ""
 
 
-def costs(cells: list[Cell]) -> list[tuple[str, str, int, Cost, str]]:
+def _alike(cells: list[Cell]) -> list[list[Cell]]:
+    """Group the runs whose rounds cost the same."""
+    groups: dict[RunConfig, list[Cell]] = {}
+    for cell in cells:
+        alike = replace(cell.config, seed=0, lr=1.0, eval_every=0, after_every=0, probe="")
+        groups.setdefault(alike, []).append(cell)
+    return list(groups.values())
+
+
+def costs(cells: list[Cell]) -> list[Line]:
     """Return (column, method, runs, cost of one, why something is unknown) for each column and method.
 
     Tuning runs count for the column they tune.
     """
-    groups: dict[RunConfig, list[Cell]] = {}
-    for cell in cells:
-        alike = replace(
-            cell.config, seed=0, lr=1.0, eval_every=0, after_every=0, probe=""
-        )  # they do not change a round
-        groups.setdefault(alike, []).append(cell)
+    groups = _alike(cells)
     whys = {config.data: _why_absent(config) for config in {cell.config.data: cell.config for cell in cells}.values()}
     lines = []
-    for first, *others in groups.values():
+    for first, *others in groups:
         config, why = first.config, whys[first.config.data]
         cost, group = Cost(expected_samples(config), None, None), [config, *(cell.config for cell in others)]
         try:
@@ -116,3 +126,34 @@ def costs(cells: list[Cell]) -> list[tuple[str, str, int, Cost, str]]:
             why = str(error)
         lines.append((first.folder.parent.as_posix(), config.method, len(group), cost, why))
     return lines
+
+
+def seconds_of(cells: list[Cell], lines: list[Line]) -> dict[Path, float | None]:
+    """Return the expected seconds of each of the runs that ``costs`` was asked about."""
+    pairs = zip(_alike(cells), lines, strict=True)
+    return {cell.folder: line[3].seconds for group, line in pairs for cell in group}
+
+
+def time_on(slots: int, cells: list[Cell], seconds: dict[Path, float | None], out: Path) -> float | None:
+    """Return the seconds that the rounds left take on so many slots, a group on each; None if a time is unknown."""
+    groups: dict[RunConfig, float] = {}
+    for cell in cells:
+        each, path = seconds[cell.folder], out / cell.folder
+        if each is None:
+            return None
+        done = read_run(path).rounds if is_run(path) else 0
+        share = 1 - done / cell.config.rounds if cell.config.rounds else 0.0
+        groups[common(cell.config)] = groups.get(common(cell.config), 0.0) + each * share
+    return makespan(list(groups.values()), slots)
+
+
+def makespan(seconds: list[float], slots: int) -> float:
+    """Return when the last of these is done, if the longest begin first, each on the slot that is free first.
+
+    >>> makespan([3.0, 3.0, 2.0, 2.0, 2.0], 2)
+    7.0
+    """
+    ends = [0.0] * slots
+    for each in sorted(seconds, reverse=True):
+        heapq.heapreplace(ends, ends[0] + each)
+    return max(ends)

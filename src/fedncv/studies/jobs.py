@@ -9,12 +9,13 @@ import multiprocessing
 import queue
 import signal
 from collections import deque
+from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 from fedncv import termination
-from fedncv.runner import Watch, reasons, refused, run_group
+from fedncv.runner import OnRound, Watch, reasons, refused, run_group
 
 PAUSE = 0.1  # seconds between two looks at the processes
 
@@ -68,8 +69,12 @@ def _listen(told: Any, watch: Watch, failed: list[str]) -> None:
 
 
 def _work(group: list[Path], told: Any) -> None:
+    work(group, Teller(told.put))
+
+
+def work(group: list[Path], tell: "Teller", on_round: OnRound | None = None) -> bool:
+    """Train a group in a process of its own and report; return whether it ended, and False if SIGTERM stopped it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes; the parent terminates them
-    tell = _Teller(told)
     signal.signal(signal.SIGTERM, tell.terminate)
     watch = Watch(
         begin=lambda folders, rounds: tell("begin", folders, rounds),
@@ -78,23 +83,24 @@ def _work(group: list[Path], told: Any) -> None:
         end=lambda folders: tell("end", folders),
     )
     try:
-        for reason in reasons(refused(run_group(group, watch))):
+        for reason in reasons(refused(run_group(group, watch, on_round))):
             tell("failed", reason)
     except termination.Terminated:
-        pass
+        return False
     except Exception as error:
         tell("failed", f"{group[0].name}: {error}")
+    return True
 
 
-class _Teller:
+class Teller:
     """Sends events. SIGTERM waits until an event is sent: one that is sent by half would block the queue for all."""
 
-    def __init__(self, told: Any) -> None:
-        self._told, self._sends = told, False
+    def __init__(self, put: Callable[[Any], object]) -> None:
+        self._put, self._sends = put, False
 
     def __call__(self, *event: Any) -> None:
         self._sends = True
-        self._told.put(event)
+        self._put(event)
         self._sends = False
 
     def terminate(self, signal_: int, frame: Any) -> None:
