@@ -37,6 +37,13 @@ def test_rows_are_tidy_and_the_callback_sees_every_one():
     assert result.last["label_prior"] == result.rows[0]["label_prior"]
 
 
+@pytest.mark.parametrize("setting", [{"workers": 2}, {"cluster": "10.0.0.5:6379"}])
+def test_a_setting_of_the_cluster_without_engine_ray_is_refused(tmp_path, setting):
+    with pytest.raises(ValueError, match="but only engine=ray uses it; use engine=ray, or leave it out"):
+        fedncv.simulate(out=tmp_path / "run", **QUICK, **setting)
+    assert not (tmp_path / "run").exists()
+
+
 def test_after_can_be_measured_on_the_way():
     result = fedncv.simulate(model="mlp", eval_every=0, after_every=2, **QUICK)
     assert [("before" in row, "after" in row) for row in result.rows] == [

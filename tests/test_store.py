@@ -314,6 +314,15 @@ def test_a_full_disk_leaves_the_old_checkpoint(run, monkeypatch):
     assert (run / "state.safetensors").read_bytes() == old
 
 
+def test_a_checkpoint_whose_vector_has_another_order_is_refused(run, monkeypatch):
+    """Sizes are equal, so only the header can tell: filters with channels last, for precision=bf16."""
+    problem = build(read_run(run).config)
+    store.load_state(run, problem)
+    monkeypatch.setattr(type(problem.model.layout), "order", "channels last")
+    with pytest.raises(ValueError, match=r"another version of fedncv wrote .* in another order; resume it with that"):
+        store.load_state(run, problem)
+
+
 def test_a_diverged_run_is_kept_up_to_its_last_good_round(tmp_path):
     settings = QUICK | {"lr": 1e30, "rounds": 5}
     with pytest.raises(ArithmeticError, match="diverged in round"):

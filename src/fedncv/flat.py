@@ -121,7 +121,6 @@ class Model:
         self._low, self._channels_last, self._guarded = low, last and _better_channels_last(module), False
         self._take(module)
         moving = self._try(example)
-        self._draws = self._rewritten.drew
         if not self._rewritten.heard:
             self._rewritten = None
         inside = {id(p) for p in self._head.parameters()}
@@ -383,7 +382,7 @@ class Model:
         return torch.autocast(x_P.device.type, self._low, cache_enabled=False)
 
     def _rewriting(self, key: Key | None) -> AbstractContextManager[Any]:
-        if self._rewritten is None or not (self._draws or _vmapped()):
+        if self._rewritten is None:
             return nullcontext()
         self._rewritten.key, self._rewritten.calls = key, 0
         return self._rewritten

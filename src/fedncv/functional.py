@@ -45,7 +45,6 @@ class Rewritten(TorchFunctionMode):
         self.calls = 0  # draws in this forward pass
         self.off = False  # whether dropout does nothing
         self.heard = False  # whether any of the functions was called
-        self.drew = False  # whether any of them drew
         primitives = {
             torch.dropout: self._dropout,
             torch.feature_dropout: self._feature_dropout,
@@ -76,7 +75,6 @@ class Rewritten(TorchFunctionMode):
     def _next_key(self) -> Key:
         assert self.key is not None, "a training step must give random functions their key"
         self.calls += 1
-        self.drew = True
         return fold(fold(self.key, WORD), self.calls)  # WORD: no nn.Dropout has this number
 
     # ---- dropout -----------------------------------------------------------------------------------------

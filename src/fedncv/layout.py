@@ -20,6 +20,11 @@ class Layout(NamedTuple):
     """Whether filters of convolutions have their channels last in the vector: cuDNN then needs no copy of them."""
 
     @property
+    def order(self) -> str:
+        """The order of the vector, for checkpoints; empty if it is that of torch's tensors."""
+        return "channels last" if self.channels_last else ""
+
+    @property
     def head(self) -> slice:
         """The parameters of the head, for methods that treat it apart. Raise ValueError if all of them are frozen."""
         if self.body.stop == self.num_parameters:

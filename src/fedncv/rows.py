@@ -39,6 +39,11 @@ def write_point(name: str) -> None:
     """Mark a moment at which a crash is most dangerous. Tests send SIGKILL here."""
 
 
+def form_of(row: Tree) -> list[Any]:
+    """Return [type, shape] of every tensor."""
+    return [[str(leaf.dtype).removeprefix("torch."), list(leaf.shape)] for _, leaf in leaves(row)]
+
+
 class Slot:
     """A place in the file that holds a row as long as this object exists."""
 
@@ -77,7 +82,7 @@ class RowFile:
             self.path = path
 
     def write(self, row: Tree) -> Slot:
-        form = [[str(leaf.dtype).removeprefix("torch."), list(leaf.shape)] for _, leaf in leaves(row)]
+        form = form_of(row)
         if self.form is None:
             self.form, self.like = form, tree_map(lambda leaf: leaf.new_empty(0), row)
         assert form == self.form, f"all rows must have one form: {self.form}, not {form}"

@@ -55,8 +55,11 @@ class LiveRun:
         if self.folder is not None:
             from fedncv.store import Journal, samples_mark
 
-            constants, samples = self.problem.model.constants_mark, samples_mark(self.problem)
-            self._journal = Journal(self.folder, self.problem.config, self.state, constants=constants, samples=samples)
+            model = self.problem.model
+            self._journal = Journal(
+                self.folder, self.problem.config, self.state, constants=model.constants_mark,
+                samples=samples_mark(self.problem), order=model.layout.order,
+            )  # fmt: skip
 
     @property
     def is_finished(self) -> bool:

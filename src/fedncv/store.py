@@ -183,12 +183,14 @@ class Journal:
     """
 
     def __init__(
-        self, folder: Path, config: RunConfig, state: State, *, constants: float = 0.0, samples: str = ""
-    ) -> None:
+        self, folder: Path, config: RunConfig, state: State, *, constants: float = 0.0, samples: str = "",
+        order: str = "",
+    ) -> None:  # fmt: skip
         hold(folder)
         self._folder, self._config = folder, config
         # of the model and of the user's own data, which no checkpoint holds
-        self._marks = ({"constants": constants} if constants else {}) | ({"samples": samples} if samples else {})
+        marks = {"constants": constants, "samples": samples, "order": order}
+        self._marks = {name: mark for name, mark in marks.items() if mark}
         self._layers: dict[str, str] = {}  # empty for a federation of real machines
         self._complete = (state, _size(folder / METRICS))
         self._saved = state  # referenced, so that the rows of the checkpoint on disk are not replaced
@@ -384,6 +386,11 @@ def _check_config(folder: Path, header: dict[str, Any], problem: Problem) -> Non
     if differing:
         words = ", ".join(f"{name} {before!r}, now {after!r}" for name, (before, after) in differing.items())
         raise ValueError(f"{folder / STATE} does not match {folder / CONFIG} ({words}); restore one of them")
+    if header.get("order", "") != problem.model.layout.order:
+        raise ValueError(
+            f"another version of fedncv wrote {folder / STATE}, with the filters of convolutions in another order; "
+            "resume it with that version, or repeat it with --overwrite"
+        )
     begun_with = header.get("constants", problem.model.constants_mark)
     if not math.isclose(begun_with, problem.model.constants_mark, rel_tol=1e-4):
         raise ValueError(

@@ -13,11 +13,12 @@ from federations import FULL_FEDNCV, Tiny, tiny
 from fedncv.cluster import pool
 from fedncv.cluster.connect import ClusterError
 from fedncv.cluster.packing import pack, unpack
-from fedncv.engine import evaluate, ray_engine
+from fedncv.engine import evaluate, ray_engine, row_cache
 from fedncv.engine.choose import on_gpu
 from fedncv.engine.gradients import of_run
 from fedncv.engine.problem import DivergedError, arrivals, start
 from fedncv.engine.ray_engine import RayEngine
+from fedncv.engine.ray_worker import BlockWorker, Missing
 from fedncv.engine.relay import Messages, blocks_of, everybody
 from fedncv.engine.round import Draw, Reply, aggregate, partial
 from fedncv.engine.sequential import outcomes, run_round
@@ -268,7 +269,7 @@ def test_an_error_of_the_users_code_is_raised_once(fake, monkeypatch):
     problem = tiny("fedavg", model=Failing, **HARD, **BLOCK)
     with RayEngine([problem]) as engine:
         monkeypatch.setattr(Failing, "armed", True)
-        with pytest.raises(ClusterError, match=r"clients? \d.*: RuntimeError: this layer is broken$"):
+        with pytest.raises(ClusterError, match=r"clients? \d.*: RuntimeError: this layer is broken "):
             engine.run_rounds([start(problem)])
     assert made.started == 2
 
@@ -309,3 +310,43 @@ def test_values_are_packed_with_their_tensors_beside_them():
     assert x.sum() == 15
     shared = unpack(*packed, copy=False)["same"][0]
     assert shared.data_ptr() == packed.parts[0].ctypes.data
+
+
+def test_a_cache_that_holds_less_than_a_block_gets_all_its_rows_again(fake, monkeypatch):
+    """If only the missing rows came, they would push the others out, and so on for ever."""
+    fake(cpus=1)
+    problem = tiny("scaffold", sizes=(9, 9, 9, 9), per_round=4, engine="ray", block=4)
+    row = num_bytes(problem.model.start_P)
+    monkeypatch.setitem(row_cache.RowCache.__init__.__kwdefaults__, "most_bytes", 2 * (row + 64))
+    missing, run = [], BlockWorker._run
+
+    def noted(self, job):
+        answer = run(self, job)
+        missing.append(isinstance(answer, Missing))
+        assert sum(missing[-2:]) < 2, "it asks again for what it was sent"
+        return answer
+
+    monkeypatch.setattr(BlockWorker, "_run", noted)
+    state, (expected, _) = start(problem), run_round(problem, start(problem))
+    with RayEngine([problem]) as engine:
+        for _ in range(3):
+            ((state, _row),) = engine.run_rounds([state])
+            if state.round == 1:
+                torch.testing.assert_close(state.server.x_P, expected.server.x_P)
+    assert any(missing)
+
+
+def test_clients_may_keep_rows_of_different_shapes(fake):
+    """As with the other engines."""
+
+    def init_own(ask, x_P):
+        return x_P.new_zeros(1 + ask.client.id % 2)
+
+    problem = tiny("fedavg", sizes=(9, 9, 9, 9), per_round=4, **BLOCK)
+    problem = problem._replace(method=problem.method._replace(init_own=init_own))
+    fake(cpus=1)
+    states = [start(problem)]
+    with RayEngine([problem]) as engine:
+        for _ in range(2):
+            states = [state for state, _ in engine.run_rounds(states)]
+    assert [len(states[0].kept[u].own) for u in range(4)] == [1, 2, 1, 2]

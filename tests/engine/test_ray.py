@@ -142,3 +142,32 @@ def test_a_node_with_another_version_is_named(what):
 )
 def test_rays_errors_are_a_few_words(said, reason):
     assert connect.reason_of(RuntimeError(said)).endswith(reason)
+
+
+def test_a_second_run_in_the_program_does_not_end_the_cluster_of_the_first(cluster):
+    first, second = (RayEngine([tiny("fedavg", **SETTINGS, workers=1)]) for _ in range(2))
+    second.close()
+    second.close()  # twice is once
+    ((state, _),) = first.run_rounds([start(first.problems[0])])
+    first.close()
+    assert state.round == 1
+
+
+def test_a_connection_that_nobody_uses_gives_way_to_another_and_one_in_use_is_named(monkeypatch):
+    """Ray has one connection per process."""
+    opened = []
+    monkeypatch.setattr(connect, "_ours", connect.Ours(folder="x", asked=("", 2, 0, None)))
+    monkeypatch.setattr(connect, "close", lambda: opened.append("closed"))
+    monkeypatch.setattr("ray.is_initialized", lambda: "closed" not in opened or "started" in opened)
+    monkeypatch.setattr(connect, "_start", lambda *asked: opened.append("started"))
+    monkeypatch.setattr(connect, "check_nodes", lambda: None)
+    connect.connect("", cpus=2)
+    assert not opened
+    use = connect.Use()
+    with pytest.raises(connect.ClusterError, match="already, and Ray has one connection per process; wait"):
+        connect.connect("", cpus=3)
+    assert not opened
+    use.end()
+    opened.clear()
+    connect.connect("", cpus=3)
+    assert opened == ["closed", "started"]

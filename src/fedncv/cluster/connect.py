@@ -8,6 +8,7 @@ If the program has connected to Ray by itself, that connection is used and stays
 with one line that names the remedy.
 """
 
+import atexit
 import contextlib
 import hashlib
 import importlib.util
@@ -23,6 +24,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 ANSWER_SECONDS = 5.0  # for the head of a cluster to accept a connection
 CHECK_SECONDS = 60.0  # for all nodes to say what they run
@@ -44,6 +46,8 @@ class Ours:
 
     folder: str = ""  # sockets and logs of the cluster that it has started
     joined: bool = False
+    asked: tuple[Any, ...] = ()  # what it was opened with
+    users: int = 0
 
 
 _ours = Ours()
@@ -58,7 +62,8 @@ def check_installed() -> None:
 def connect(cluster: str, *, cpus: int, gpus: int = 0, visible: str | None = None) -> None:
     """Connect, unless this process is connected already. A local cluster gets so many ``cpus`` and ``gpus``.
 
-    ``visible`` are the GPUs of a local cluster as CUDA_VISIBLE_DEVICES names them; None leaves the variable as it is.
+    A connection to another cluster is closed first; if a run uses it, raise ClusterError. ``visible`` are the GPUs of a
+    local cluster as CUDA_VISIBLE_DEVICES names them; None leaves the variable as it is.
     """
     check_installed()
     if cluster not in ("", "auto"):
@@ -66,6 +71,15 @@ def connect(cluster: str, *, cpus: int, gpus: int = 0, visible: str | None = Non
     os.environ.update({name: os.environ.get(name, value) for name, value in QUIET.items()})
     import ray
 
+    asked = (cluster,) if cluster else (cluster, cpus, gpus, visible)
+    if ray.is_initialized() and (_ours.folder or _ours.joined) and _ours.asked != asked:
+        if _ours.users:
+            theirs = _ours.asked[0] or "a cluster of its own"
+            raise ClusterError(
+                f"this program trains on {theirs} already, and Ray has one connection per process; wait for the end of "
+                "that run, or start this one in another process"
+            )
+        close()
     if ray.is_initialized():
         return
     _silence()
@@ -74,11 +88,28 @@ def connect(cluster: str, *, cpus: int, gpus: int = 0, visible: str | None = Non
             _join(cluster)
         else:
             _start(cpus, gpus, visible)
+    _ours.asked = asked
     try:
         check_nodes()
     except BaseException:
         close()
         raise
+
+
+class Use:
+    """A use of the connection. The last one that ends closes it."""
+
+    def __init__(self) -> None:
+        self._lasts = True
+        _ours.users += 1
+
+    def end(self) -> None:
+        """End the use; a second call does nothing."""
+        if self._lasts:
+            self._lasts = False
+            _ours.users -= 1
+            if not _ours.users:
+                close()
 
 
 def close() -> None:
@@ -91,7 +122,7 @@ def close() -> None:
         ray.shutdown()
     if _ours.folder:
         shutil.rmtree(_ours.folder, ignore_errors=True)
-    _ours.folder, _ours.joined = "", False
+    _ours.folder, _ours.joined, _ours.asked = "", False, ()
 
 
 def resources() -> dict[str, float]:
@@ -128,6 +159,7 @@ def _start(cpus: int, gpus: int, visible: str | None) -> None:
             if value is not None:
                 os.environ[name] = value
     _ours.folder = folder
+    atexit.register(close)  # of a run that was refused after its cluster had started
 
 
 def _join(cluster: str) -> None:

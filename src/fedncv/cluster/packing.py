@@ -5,7 +5,6 @@ A tensor on a GPU travels through the host's memory and arrives on the GPU of th
 
 import io
 import pickle
-import sys
 import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -82,7 +81,3 @@ def _tensor(numbers: Numbers, dtype: torch.dtype, shape: tuple[int, ...], on_gpu
         tensor = torch.empty_like(tensor).copy_(tensor)  # torch's own memory begins at 64 bytes
     tensor = tensor.view(dtype).reshape(shape)
     return tensor.cuda() if on_gpu else tensor
-
-
-def num_bytes(packed: Packed) -> int:
-    return len(packed.words) + sum(map(sys.getsizeof, packed.parts))

@@ -162,7 +162,7 @@ class Pool:
             self.close()
             raise ClusterError(
                 f"the worker of {tasks[i].words} was lost {TRIES} times (the last time: {reason}); nothing is lost: "
-                "resume the run, with engine=sequential if one process can show why"
+                'resume the run. With engine="sequential" in its config.toml, one process may show the cause'
             )
         print(f"ray: a worker was lost ({reason}); running {tasks[i].words} again", file=sys.stderr)
 
@@ -249,6 +249,6 @@ class Pool:
         elif time.monotonic() - self._nobody_since > NOBODY_SECONDS:
             self.close()
             raise ClusterError(
-                f"no machine of the cluster has had room for a worker for {NOBODY_SECONDS:g} s; nothing is lost: "
-                "resume the run when there are machines again"
+                f"no machine of the cluster has had room for a worker for {NOBODY_SECONDS:g} s; machines are gone, or "
+                "other programs use them. Resume when there is room"
             )

@@ -60,10 +60,11 @@ def decide(problems: Sequence[Problem]) -> Choice:
     if name == "processes" and (on_gpu or not can_fork()):
         where = "a GPU" if on_gpu else sys.platform
         raise ValueError(f"engine=processes forks, which does not work on {where}; use sequential or auto")
-    if name == "ray":
-        from fedncv.engine.ray_engine import prepare
-
-        prepare(problems[0])
+    if name != "ray" and (config.cluster or config.workers):
+        which = "cluster" if config.cluster else "workers"
+        raise ValueError(
+            f"{which} is {getattr(config, which)!r}, but only engine=ray uses it; use engine=ray, or leave it out"
+        )
     if name == "auto":
         name = "stacked" if on_gpu else "processes" if _worth_forking(problems) else "sequential"
     if config.layers == "compiled" and (on_gpu or name in ("stacked", "streams")):
@@ -72,6 +73,10 @@ def decide(problems: Sequence[Problem]) -> Choice:
         )
     if config.layers == "compiled" and config.precision not in EXACT:
         raise ValueError(f"layers=compiled computes in float32, not in {config.precision}; use layers=auto")
+    if name == "ray":
+        from fedncv.engine.ray_engine import prepare
+
+        prepare(problems[0])
     if config.layers == "auto" and config.engine == "auto" and config.precision in EXACT and not on_gpu:
         return Choice(name, [_worth_compiling(problem) for problem in problems])
     return Choice(name, [config.layers == "compiled"] * len(problems))

@@ -75,15 +75,17 @@ class RayEngine:
         self._names: dict[tuple[int, int], tuple[Kept, bytes]] = {}  # rows in memory that were named before
         self._layers = [before[0] if before and on_gpu else ""] * len(problems)
         self._gpus = join(first.config)
+        self._use = connect.Use()
         self._setup = Setup(sys.path[:], first.config.code_dir, "", compiled, on_gpu)
-        self._packed = _packed(self.problems)
         self._ours = ours()
         self._pool = Pool(self._start, self._wanted, self._greet)
         try:
+            self._packed = _packed(self.problems)
             self._pool.wait()
         except BaseException:
             self.close()
             raise
+        _note_idle(first.config, self._wanted())
 
     def __enter__(self) -> "RayEngine":
         return self
@@ -109,7 +111,7 @@ class RayEngine:
 
     def close(self) -> None:
         self._pool.close()
-        connect.close()
+        self._use.end()
 
     # ---- rounds and measurements -------------------------------------------------------------------------
 
@@ -198,10 +200,12 @@ class RayEngine:
             self.traffic.received += len(words) + sum(map(len, parts))
             result = unpack(words, parts)
             if isinstance(result, Missing):
-                return submit(worker, i, result.clients)
+                # all rows: those that it has would make room for the missing ones if its cache is small
+                j, block = blocks[i]
+                return submit(worker, i, self._named(block.run, states[j], block.ids))
             if isinstance(result, Failed):
                 self.close()
-                raise ClusterError(f"{tasks[i].words}: {result.error}")
+                raise ClusterError(f"{tasks[i].words}: {result.error} (engine=sequential shows where)")
             assert isinstance(result, Done)
             results[i] = result.value
             if kind == "train":
@@ -297,7 +301,23 @@ class Store:
 def prepare(problem: Problem) -> None:
     """Raise ClusterError if the run's cluster cannot be used, has too little room, or cannot be sent the problem."""
     join(problem.config)
-    _words_of([problem])
+    try:
+        _words_of([problem])
+    except BaseException:
+        connect.Use().end()  # nobody will
+        raise
+
+
+def _note_idle(config: RunConfig, workers: int) -> None:
+    """Say on stderr if a round has fewer blocks than there are workers."""
+    blocks = -(-config.per_round // config.block)
+    if blocks < workers and config.block > 1:
+        print(
+            f"ray: a round has {config.per_round} clients in {blocks} block{'s' * (blocks > 1)} of {config.block}, so "
+            f"{workers - blocks} of {workers} workers have nothing to train; --block "
+            f"{max(1, config.per_round // workers)} gives work to more",
+            file=sys.stderr,
+        )
 
 
 def join(config: RunConfig) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fedncv.rows import NAME, RowFile, Slot, name_of
+from fedncv.rows import NAME, RowFile, Slot, form_of, name_of
 from fedncv.tree import num_bytes
 
 CACHE_BYTES = 4 << 30  # of one worker's rows of one run
@@ -23,7 +23,9 @@ class RowCache:
         self._most_bytes = most_bytes
 
     def put(self, row: Any) -> bytes:
-        """Keep a row if there is room; return its name."""
+        """Keep a row if there is room, and if it has the form of the others; return its name."""
+        if self._file.form not in (None, form_of(row)):
+            return name_of(row)
         most = self._most_bytes // (NAME + num_bytes(row))
         try:
             slot = self._file.write(row)

@@ -202,7 +202,8 @@ def serve(grid: Grid, folder: Path, config: RunConfig, form: Form, nodes: dict[i
         template = up_template(problem, form)
         state = store.load_state(folder, problem)
         rows = read_rows(folder)
-        journal = store.Journal(folder, config, state, constants=problem.model.constants_mark)
+        model = problem.model
+        journal = store.Journal(folder, config, state, constants=model.constants_mark, order=model.layout.order)
         if not rows:
             rows.append({"round": 0, "sizes": list(joined.sizes.values())} | _named("barred", joined.barred))
             journal.append(state, rows[0], {"round": 0, "seconds": 0.0})

@@ -61,6 +61,7 @@ def joined(cluster: str, cells: list[Cell], jobs: int) -> Iterator[Place]:
     device = cells[0].config.device
     _check_request(device, jobs)
     connect.connect(cluster, cpus=1)
+    use = connect.Use()
     try:
         share = _share(device, jobs, len({_group(cell.config) for cell in cells}))
         alone = {replace(_group(cell.config), code=code_of(cell.config)): None for cell in cells}
@@ -73,7 +74,7 @@ def joined(cluster: str, cells: list[Cell], jobs: int) -> Iterator[Place]:
                 raise ClusterError(f"machine {host} of the cluster cannot train this study: {failed}")
         yield Place(share, setup)
     finally:
-        connect.close()
+        use.end()
 
 
 def _group(config: RunConfig) -> RunConfig:
