@@ -1,3 +1,5 @@
+import signal
+
 import pytest
 import torch
 
@@ -12,7 +14,10 @@ def cluster(monkeypatch):
 
     from fedncv.cluster import connect
 
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     yield made
     connect.close()
     made.shutdown()
+    for number, handler in handlers.items():  # a raylet that this process starts brings Ray's own
+        signal.signal(number, handler)

@@ -4,8 +4,8 @@ import copy
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -372,7 +372,8 @@ def test_compiled_layers_are_refused_for_a_stack_and_a_model_without_a_place_for
 
 
 def test_on_a_gpu_compiled_layers_are_refused():
-    problem = study(layers="compiled")._replace(model=SimpleNamespace(start_P=SimpleNamespace(is_cuda=True)))
+    problem = study(layers="compiled")
+    problem = problem._replace(config=replace(problem.config, device="cuda"))
     with pytest.raises(ValueError, match="layers=compiled is for the CPU, not for a GPU"):
         decide([problem])
 
