@@ -77,7 +77,9 @@ def main() -> None:
     parser.add_argument("--table", nargs="+", default=[])
     arguments = parser.parse_args()
     if arguments.table:
-        return print(table([json.loads(line) for path in arguments.table for line in Path(path).open()]))
+        return print(
+            table([json.loads(line) for path in arguments.table for line in Path(path).read_text().splitlines()])
+        )
     if arguments.data_dir:
         os.environ["FEDNCV_DATA"] = arguments.data_dir
     torch.set_num_threads(1)
