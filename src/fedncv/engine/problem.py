@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -193,6 +194,7 @@ def build(
         num_classes=dataset.num_classes,
         layout=made.layout,
         key=key_for(config.seed, "server start"),
+        label_counts=partial(_label_counts, dataset, clients),
     )
     rates_N = np.linspace(config.availability, 1.0, num_clients)
     stream = None
@@ -232,6 +234,17 @@ def build(
     if made.layout.body.stop == made.layout.num_parameters:  # nothing to train in the head: can the method start?
         keeps(problem.at(0), start(problem), 0)
     return problem
+
+
+def _label_counts(dataset: Dataset, clients: Clients) -> Tensor:
+    """Return how many training samples of each class every client holds; zeros if the targets are not classes."""
+    counts_NC = torch.zeros(len(clients.train), dataset.num_classes, dtype=torch.float64)
+    labels = dataset.y.cpu()
+    if labels.is_floating_point() or labels.dim() > 1:
+        return counts_NC
+    for u, rows in enumerate(clients.train):
+        counts_NC[u] = torch.bincount(labels[torch.from_numpy(rows)], minlength=dataset.num_classes)
+    return counts_NC
 
 
 def _kind(task: Task, dataset: Dataset) -> Kind:

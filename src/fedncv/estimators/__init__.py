@@ -19,6 +19,7 @@ from fedncv.estimators.control_variate import (
 )
 from fedncv.estimators.draws import design_covariance, uniform_covariance, uniform_joint_inclusion
 from fedncv.estimators.drift import drift_corrections, learned_alpha, raw_gradient, recentring, smoothed
+from fedncv.estimators.labels import Slopes, calibrated_weights, no_slopes, observe_labels, predicted, slopes
 from fedncv.estimators.leave_one_out import leave_one_out_mean
 from fedncv.estimators.literal import (
     alpha_step,
@@ -41,11 +42,13 @@ from fedncv.estimators.score_function import (
 
 __all__ = [
     "Moments",
+    "Slopes",
     "Table",
     "WeightedSum",
     "alpha_step",
     "bernoulli_outcomes",
     "bernoulli_score",
+    "calibrated_weights",
     "centred",
     "client_gradient",
     "controlled",
@@ -60,8 +63,11 @@ __all__ = [
     "networked_gradient",
     "new_table",
     "no_moments",
+    "no_slopes",
     "observe",
+    "observe_labels",
     "optimal_beta",
+    "predicted",
     "raw_gradient",
     "recentring",
     "reinforce",
@@ -75,6 +81,7 @@ __all__ = [
     "server_estimate",
     "server_gradient",
     "server_weights",
+    "slopes",
     "smoothed",
     "squared_correlation",
     "svrg_direction",

@@ -70,5 +70,5 @@ def server_estimate(
     """
     check_same_shape(delta_SP, h_SP)
     check_same_shape(delta_SP[0], mean_h_P)
-    check_sizes(omega_S, delta_SP)
+    check_sizes(omega_S.abs(), delta_SP)  # calibrated weights may be negative
     return beta * mean_h_P.to(delta_SP.dtype) + weighted_total(omega_S, delta_SP - beta * h_SP)

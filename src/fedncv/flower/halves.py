@@ -18,6 +18,7 @@ from fedncv.engine.check import check as check_names
 from fedncv.engine.local import train
 from fedncv.engine.problem import Arrival, Problem, arrivals, build, check_targets, messages, start
 from fedncv.flower.samples import Form, Samples, form_of
+from fedncv.methods import find_method
 from fedncv.tree import row
 
 NOT_HERE = simulation_only()  # settings of a simulation -> why they mean nothing between real machines
@@ -44,6 +45,12 @@ def check(config: RunConfig) -> None:
         value, default = getattr(config, name), getattr(RunConfig, name)
         if value != default:
             raise ValueError(f"{name} is {value!r}: {why}; leave it at {default!r}")
+    tells = find_method(config.method).joining
+    if tells:
+        raise ValueError(
+            f"{config.method} needs {', '.join(tells)} of every client when it joins, which a federation does not ask "
+            "for; use it in a simulation"
+        )
     if config.sampling == "available":
         raise ValueError("sampling is available: who is reachable shows by itself; use uniform or weighted")
 

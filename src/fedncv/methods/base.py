@@ -62,6 +62,8 @@ class Federation(NamedTuple):
     num_classes: int
     layout: Layout
     key: Key  # for random draws of the server before the first round
+    label_counts: Callable[[], Tensor] | None = None
+    """Samples of each class at every client (N x C), for a method whose ``joining`` asks for them."""
 
 
 class Phase(NamedTuple):
@@ -153,6 +155,8 @@ class Method(NamedTuple):
     """server -> the model that all clients share; None if each client has a personal part."""
     reveals: Mapping[str, str]
     """Field of ``up`` -> what the server learns from it. Every field must be declared."""
+    joining: Mapping[str, str] = {}
+    """What every client tells once, when it joins, beside its number of samples: ``label_counts_C`` -> what that is."""
     combine: Callable[[Any, Replies], Any] | None = None
     """server, replies -> the last argument of ``step``. None is the sums form: ``step`` receives ``Sums``."""
     weights: Mapping[str, Weight] = {}

@@ -1,6 +1,6 @@
 """The paper's propositions and ours as statements that a machine decides by enumeration."""
 
-from fedncv.theory import centred, coefficients, drift, levels, literal, propositions
+from fedncv.theory import centred, coefficients, drift, labels, levels, literal, propositions
 from fedncv.theory.statement import TOLERANCE, Finding, Statement, Verdict, evaluate
 
 STATEMENTS: tuple[Statement, ...] = (
@@ -8,6 +8,7 @@ STATEMENTS: tuple[Statement, ...] = (
     *propositions.STATEMENTS,
     *centred.STATEMENTS,
     *coefficients.STATEMENTS,
+    *labels.STATEMENTS,
     *drift.STATEMENTS,
     *levels.STATEMENTS,
 )

@@ -22,6 +22,7 @@ from fedncv.estimators import (
     weighted_mean,
     weighted_sum,
 )
+from fedncv.theory.rounds import Round, Weights, rounds, self_normalised, uniform_ht
 from fedncv.theory.statement import Finding, Statement, distance, tensor
 
 LR = 0.1
@@ -187,6 +188,34 @@ def without_memory(q: Quadratics) -> Finding:
     return every_draw_stays(q, 0.0)
 
 
+def one_step_is_server_memory(r: Round, _beta: float) -> Finding:
+    """Δ_u = η (g_u − e_u) with K = 1; h_u = η c_u, and a client never seen has the mean of those seen in both."""
+    return one_step(r, self_normalised)
+
+
+def one_step_is_server_memory_ht(r: Round, _beta: float) -> Finding:
+    return one_step(r, uniform_ht)
+
+
+def one_step(r: Round, weights: Weights) -> Finding:
+    n_N, seen_N = tensor(r.sizes), tensor([float(h is not None) for h in r.memory])
+    mean_c = weighted_mean(weighted_sum(r.h_N1, n_N * seen_N))
+    c_N1 = torch.where(seen_N[:, None] > 0, r.h_N1, mean_c)
+    e_N1 = drift_corrections(c_N1, torch.ones_like(n_N), mean_c, torch.zeros_like(mean_c))
+    worst = 0.0
+    for S in r.draws:
+        omega_S, g_S1 = weights(r, S), r.delta_N1[S]
+        corrected = omega_S @ (LR * (g_S1 - e_N1[S]))
+        remembered = server_estimate(LR * g_S1, LR * c_N1[S], omega_S, LR * mean_c, beta=1.0)
+        worst = max(worst, distance(corrected, remembered))
+    return Finding(worst, f"{r}")
+
+
+def rounds_with_samples() -> Iterator[tuple[Round, float]]:
+    """In every draw somebody has samples."""
+    yield from ((r, 1.0) for r in rounds() if all(sum(r.sizes[u] for u in S) for S in r.draws))
+
+
 DRIFT = "docs, section 6"
 STATEMENTS = (
     Statement("corrections cancel", "Σ_u p_u e_u = 0 for unequal α_u", DRIFT, unequal_one_step, corrections_cancel),
@@ -255,6 +284,21 @@ STATEMENTS = (
         DRIFT,
         equal_alphas,
         rests_between,
+    ),
+    Statement(
+        "one step: one memory for both levels",
+        "with K = 1, α = 1 and self-normalised weights the drift-corrected update is the server's estimate with β = 1 "
+        "and h = η c, in every draw",
+        DRIFT,
+        rounds_with_samples,
+        one_step_is_server_memory,
+    ),
+    Statement(
+        "one step, Horvitz–Thompson",
+        "the same with Horvitz–Thompson weights",
+        DRIFT,
+        rounds_with_samples,
+        one_step_is_server_memory_ht,
     ),
     Statement(
         "server memory at rest",

@@ -10,10 +10,12 @@ from typing import Any, NamedTuple
 from fedncv.methods.base import Method
 from fedncv.methods.switches import (
     blend,
+    calibrated,
     drift,
     even_samples,
     horvitz_thompson,
     label_prior,
+    labels,
     memory,
     sample_level,
     server_average,
@@ -30,7 +32,11 @@ class Switch(NamedTuple):
 
 SWITCHES: dict[str, Switch] = {
     "memory": Switch(memory.with_memory, memory.Config, "use stored updates for absent clients"),
+    "labels": Switch(labels.with_labels, labels.Config, "predict updates from label shares, as a control variate"),
     "ht": Switch(horvitz_thompson.with_horvitz_thompson, horvitz_thompson.Config, "average with unbiased weights"),
+    "calibrated": Switch(
+        calibrated.with_calibrated, calibrated.Config, "weigh replies so that their labels are those of all clients"
+    ),
     "drift": Switch(drift.with_drift, drift.Config, "correct client drift with control variates"),
     "blend": Switch(blend.with_blend, blend.Config, "predict between the received and the trained model"),
     "even": Switch(even_samples.with_even_samples, even_samples.Config, "shorten the step of a smaller last batch"),

@@ -80,6 +80,8 @@ def with_drift(method: Method, config: Config = Config()) -> Method:
     model = method.model
     if "delta_P" not in method.reveals or model is None:
         raise ValueError("drift needs clients that send their update of a shared model, as in fedavg+drift")
+    if "labels" in method.switches and "total_step" in method.reveals:
+        raise ValueError("drift and labels:at=client both correct client drift; use one, as in fedavg+drift")
     if config.memory == "clients":
         return with_drift_at_clients(method, model, float(config.alpha))
 

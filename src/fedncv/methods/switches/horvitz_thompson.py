@@ -35,7 +35,7 @@ class Weighted(NamedTuple):
 
 def with_horvitz_thompson(method: Method, _config: Config = Config()) -> Method:
     """Return ``method`` with unbiased weights for its average over the replies."""
-    weighs = method.combine is None or "memory" in method.switches
+    weighs = method.combine is None or {"memory", "labels"} & set(method.switches)
     if not weighs or "delta_P" not in method.reveals or method.weights.get("delta_P") == "one":
         raise ValueError("ht needs a method that averages updates by samples, as in fedavg+ht")
 
