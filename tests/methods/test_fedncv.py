@@ -194,10 +194,10 @@ def test_a_chain_that_does_not_work_names_the_part_and_one_that_does(text, words
         assert word in line
 
 
-def test_every_switch_is_in_the_chain_or_on_its_own():
+def test_the_chain_has_six_switches_and_the_docs_name_three_more_that_can_be_added():
     parts = set(find_method("fedncv").switches)
     assert parts == {"even", "drift", "prior", "momentum", "average", "blend"}
-    assert set(SWITCHES) - parts == {"memory", "ht", "samples"}
+    assert {"memory", "ht", "samples"} <= set(SWITCHES) - parts
     assert METHODS["fedncv"].title == "FedNCV"
 
 
