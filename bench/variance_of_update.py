@@ -130,8 +130,17 @@ def print_factors(rows: list[dict[str, Any]]) -> None:
             ]
             means = [mean_of([r for r in ratios if r["round"] == t], "ratio") for t in rounds]
             cells = [f"{mean.value:.2f} ± {mean.half:.2f}" for mean in means if mean]
-            ends = [f"{end(r['ratio'] for r in ratios):.2f}" for end in (min, max)]
-            print(" | ".join([f"{step:18s}", *cells, *ends]))
+            print(_line(step, cells, ratios))
+    print("\nspread of the clients' raw gradients, without the correction / with it")
+    spread = [row | {"ratio": row["drift_without"] / row["drift_with"]} for row in rows if row["method"] == "fedncv"]
+    means = [mean_of([row for row in spread if row["round"] == t], "ratio") for t in rounds]
+    print(_line("the drift correction", [f"{mean.value:.2f} ± {mean.half:.2f}" for mean in means if mean], spread))
+
+
+def _line(name: str, cells: list[str], rows: list[dict[str, Any]]) -> str:
+    """Return a line of a table: a cell for each round, then the least and the greatest ratio."""
+    ends = [f"{end(row['ratio'] for row in rows):.2f}" for end in (min, max)]
+    return " | ".join([f"{name:20s}", *cells, *ends])
 
 
 def timed(function: Callable[[], Any]) -> tuple[float, Any]:
