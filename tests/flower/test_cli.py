@@ -21,7 +21,7 @@ def test_every_action_helps(capsys):
         main(["federation", "--help"])
     assert left.value.code == 0
     said = capsys.readouterr().out
-    for name, (_, meaning) in ACTIONS.items():
+    for name, meaning in ACTIONS.items():
         assert meaning in said
         with pytest.raises(SystemExit) as left:
             main(["federation", name, "--help"])
@@ -104,7 +104,7 @@ def test_a_setting_without_effect_is_refused_with_its_value(name):
 
 
 def test_without_a_server_a_run_leaves_nothing_behind(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("fedncv.cli.federation.ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr("fedncv.cli.federation.shared.ANSWER_SECONDS", 0.1)
     folder = tmp_path / "trial"
     assert main(["federation", "init", str(folder)]) == 0
     for action in ("run", "resume"):

@@ -1,0 +1,28 @@
+"""What several actions need: the folder's argument, and a check that the server answers."""
+
+from pathlib import Path
+from shlex import quote
+from typing import Annotated
+
+import tyro
+
+from fedncv.config import named
+
+Folder = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
+OF_INIT = named("samples")  # set once for all runs, by `federation init`
+ANSWER_SECONDS = 5.0  # a running server answers within this time
+
+
+def check_server(folder: Path) -> None:
+    """Raise ValueError if no server answers, before anything is written."""
+    from fedncv.flower.folder import reachable, read_server_settings
+    from fedncv.flower.processes import wait_for_port
+
+    address = reachable(read_server_settings(folder / "server"))
+    try:
+        wait_for_port(address, ANSWER_SECONDS)
+    except ValueError:
+        raise ValueError(
+            f"the server of {folder} does not answer; start it with `fedncv federation up {quote(str(folder))}`, "
+            f"or on its own machine with `fedncv federation server {quote(f'{folder}/server')}`"
+        ) from None
