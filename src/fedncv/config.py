@@ -155,14 +155,15 @@ class Settings:
     """Settings of a run except method and seed. The defaults are the paper's protocol, on the built-in digits."""
 
     data: str = setting("digits", "protocol", "samples")
-    """Dataset name, folder:path=..., table:path=...,y=..., leaf:path=..., or package.module:function, which returns a
-    fedncv.Dataset. `fedncv datasets` lists them."""
+    """Dataset name, folder:path=..., table:path=...,y=..., leaf:path=..., synthetic:clients=..., or
+    package.module:function, which returns a fedncv.Dataset. `fedncv datasets` lists them."""
     data_dir: str = setting("", "machine", "samples")
     """Folder with the datasets' files; empty: $FEDNCV_DATA, then the cache folder."""
     code_dir: str = setting("", "machine")
     """Folder of your own modules, if they are named in data, method, model or task; filled in when a run is created."""
     partition: str = setting("dirichlet:alpha=0.1", "protocol", "own", "samples", "paper")
-    """Division of samples among clients: dirichlet:alpha=0.1,min_samples=10 or iid. `fedncv partition` draws it."""
+    """Division of samples among clients: dirichlet:alpha=0.1,min_samples=10, iid, natural (the owners that the data
+    names), and five more, which `fedncv partition --help` lists. `fedncv partition` draws a division."""
     stream: str = setting("", "protocol", simulation_only="clients report their number of samples only once")
     """Samples that arrive during training: arrivals:start=0.1,rate=0.01,order=by_class; empty: all at the start."""
     clients: int = setting(100, "protocol", "paper")
