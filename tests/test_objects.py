@@ -463,6 +463,22 @@ def test_a_value_of_another_module_of_ones_own_counts(tmp_path, monkeypatch):
     assert fingerprint(code.scaled) != before
 
 
+@pytest.mark.parametrize(("folder", "read"), [("site-packages", False), ("dist-packages", False), ("mine", True)])
+def test_packages_of_another_environment_count_by_their_name(folder, read, tmp_path, monkeypatch):
+    """A virtual environment may use the system's packages, which are not below its own folder."""
+    (tmp_path / folder).mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path / folder))
+    monkeypatch.delitem(sys.modules, "beside", raising=False)
+    found = []
+    for number in (1, 2):
+        (tmp_path / folder / "beside.py").write_text(f"def loss(x):\n    return {number} * x\n" + "#" * number)
+        sys.modules.pop("beside", None)
+        importlib.invalidate_caches()
+        found.append(fingerprint(importlib.import_module("beside").loss))
+    sys.modules.pop("beside")
+    assert (found[0] != found[1]) == read
+
+
 def test_no_run_is_lost_if_a_name_looks_like_another_with_a_setting(tmp_path):
     for i, (name, lr, scale) in enumerate([("x, lr 0.1", 0.1, 1.0), ("x", 0.1, 2.0), ("x", 0.2, 2.0)]):
         fedncv.simulate(method=scaled(scale), name=name, data=DATA, model=Tiny, lr=lr, **QUICK, out=tmp_path / str(i))

@@ -277,4 +277,6 @@ def _installed_module(name: str) -> bool:
     file = getattr(sys.modules.get(name), "__file__", None)
     if file is None:
         return top in sys.stdlib_module_names
-    return str(Path(file).resolve()).startswith(_INSTALLED)
+    place = Path(file).resolve()
+    # a virtual environment may use the packages of another one, or of the system
+    return str(place).startswith(_INSTALLED) or not {"site-packages", "dist-packages"}.isdisjoint(place.parts)
