@@ -238,12 +238,12 @@ class Live:
 
         return read_rows(self.folder / "server" / "runs" / name)
 
-    def wait(self, what, *, seconds=120.0):
+    def wait(self, what, *, seconds=120.0, every=0.1):
         """Until ``what()`` is true."""
         deadline = time.monotonic() + seconds
         while not (value := what()):
             assert time.monotonic() < deadline, f"not within {seconds} s; {self.logs()}"
-            time.sleep(0.1)
+            time.sleep(every)
         return value
 
     def logs(self):
