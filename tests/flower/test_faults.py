@@ -88,7 +88,7 @@ app = ClientApp()
 def query(message, context):
     client = client_in(context)
     if client.u == 2 and {inflated}:
-        return Message(RecordDict({{"ask": ConfigRecord({{"samples": 10**12}})}}), reply_to=message)
+        return Message(RecordDict({{"ask": ConfigRecord({{"samples": 10**12, "data": "0" * 32}})}}), reply_to=message)
     return count_samples(client, message)
 
 
