@@ -133,7 +133,10 @@ def with_delta(change, *, clients, rounds=("2",)):
     return spoil
 
 
-@pytest.mark.parametrize("value", [1e30, 3e38, -1e30])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize("value", [1e30, pytest.param(3e38, marks=SLOW), pytest.param(-1e30, marks=SLOW)])
 def test_a_huge_finite_reply_never_reaches_the_model(value, by_hand, tools, config, caplog):
     """It used to be counted, and every honest reply after it was NaN."""
     state, _ = by_hand(config, spoil=with_delta(lambda v: np.full_like(v, value), clients=[1]))
@@ -225,7 +228,7 @@ def silent(*clients):
 
 
 def test_a_run_with_one_client_of_three_stops(by_hand, config):
-    rules = Rules(round_seconds=0.3, join_seconds=20.0, attempts=1)
+    rules = Rules(round_seconds=0.1, join_seconds=20.0, attempts=1)
     with pytest.raises(StoppedError, match=r"round 1 has 1 replies of 3 clients .* fewer than min_replies = 2"):
         by_hand(config, spoil=silent(1, 2), rules=rules)
     state, _ = by_hand(config, spoil=silent(1, 2), rules=replace(rules, min_replies=1))
@@ -234,7 +237,7 @@ def test_a_run_with_one_client_of_three_stops(by_hand, config):
 
 def test_clients_that_are_left_out_are_neither_asked_nor_waited_for(by_hand, tools, config):
     """Also from the middle of a run on; then they do not count as the round's clients."""
-    rules = Rules(round_seconds=0.3, join_seconds=20.0, attempts=1)
+    rules = Rules(round_seconds=0.1, join_seconds=20.0, attempts=1)
     with pytest.raises(StoppedError):
         by_hand(config, spoil=silent(1, 2), rules=rules)
     state, grid = by_hand(config, rules=replace(rules, leave_out=[1, 2], round_seconds=20.0))
@@ -419,29 +422,35 @@ def test_an_error_s_text_is_marked_as_the_client_s_in_the_log(by_hand, config, c
     assert all(said.isprintable() for said in log_of(caplog))
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        lambda: {"refusal": ConfigRecord({"code": FORGED, "said": ""})},
-        lambda: {"refusal": ConfigRecord({"code": "data", "said": FORGED})},
-        lambda: {"refusal": ConfigRecord({"code": "data"})},
-        lambda: {"refusal": ConfigRecord({"code": "data", "said": ""}), ARRAYS: ArrayRecord()},
-        lambda: {FORGED: ConfigRecord()},
-        lambda: {ARRAYS: ArrayRecord({FORGED: Array("float32", (1,), STYPE, b"1234")})},
-        lambda: {ARRAYS: ConfigRecord()},
-    ],
-)
-def test_names_and_values_in_a_reply_cannot_forge_a_line(content, by_hand, config, caplog):
-    def spoil(u, group, message, answer):
-        return [Message(RecordDict(content()), reply_to=message)] if (u, group) == (1, "2") else [answer]
+FORGING = [
+    {"refusal": ConfigRecord({"code": FORGED, "said": ""})},
+    {"refusal": ConfigRecord({"code": "data", "said": FORGED})},
+    {"refusal": ConfigRecord({"code": "data"})},
+    {"refusal": ConfigRecord({"code": "data", "said": ""}), ARRAYS: ArrayRecord()},
+    {FORGED: ConfigRecord()},
+    {ARRAYS: ArrayRecord({FORGED: Array("float32", (1,), STYPE, b"1234")})},
+    {ARRAYS: ConfigRecord()},
+]
 
-    by_hand(config, spoil=spoil)
-    (why,) = read_rows(run_of(by_hand))[2]["refused"].values()
-    assert why.isprintable()
-    assert len(why) < 600
+
+def test_names_and_values_in_a_reply_cannot_forge_a_line(by_hand, config, caplog):
+    """Another one in every round."""
+
+    def spoil(u, group, message, answer):
+        if u != 1 or group == "joining":
+            return [answer]
+        return [Message(RecordDict(FORGING[int(group) - 1]), reply_to=message)]
+
+    by_hand(replace(config, rounds=len(FORGING)), spoil=spoil)
+    rows = read_rows(run_of(by_hand))[1:]
+    assert len(rows) == len(FORGING)
+    for line in rows:
+        assert line["refused"]["1"].isprintable()
+        assert len(line["refused"]["1"]) < 600
     assert all(said.isprintable() and len(said) < 1000 for said in log_of(caplog))
 
 
+@SLOW
 def test_types_and_shapes_in_a_reply_cannot_forge_a_line(by_hand, config, caplog):
     def spoil(u, group, message, answer):
         if (u, group) != (1, "2"):
@@ -519,7 +528,7 @@ def files(by_hand, u, name="run"):
     return sorted(int(path.stem[6:]) for path in folder.glob("round-*"))
 
 
-@pytest.mark.parametrize("method", ["scaffold", "fedncv", "fedper"])
+@pytest.mark.parametrize("method", ["scaffold", *(pytest.param(name, marks=SLOW) for name in ("fedncv", "fedper"))])
 def test_a_run_rolled_back_ends_as_one_that_never_had_the_dropped_rounds(method, by_hand, tools, config):
     """A poisoned run of five rounds goes back to round 3; clients with memory of theirs go back with it."""
     config = replace(config, method=method, rounds=5, per_round=2)
@@ -542,6 +551,7 @@ def test_a_run_rolled_back_ends_as_one_that_never_had_the_dropped_rounds(method,
     assert tools.compare(state, tools.sequential(config)) == "equal"
 
 
+@SLOW
 def test_a_run_with_its_rows_on_disk_is_rolled_back_before_it_is_resumed(by_hand, tools, config):
     config = replace(config, method="fedncv", rounds=4, rows="disk")
     by_hand(config)
@@ -551,11 +561,11 @@ def test_a_run_with_its_rows_on_disk_is_rolled_back_before_it_is_resumed(by_hand
 
 
 def test_clients_keep_what_the_checkpoints_need_and_no_more(by_hand, config):
-    """Checkpoints of rounds 4, 5, 6 at the last request (round 7): a client keeps those that it was counted in."""
-    by_hand(replace(config, rounds=7), rules=Rules(**FAST, checkpoints=3))
-    assert [files(by_hand, u) for u in range(3)] == [[4, 5, 6, 7]] * 3
-    by_hand(replace(config, rounds=7), rules=Rules(**FAST, checkpoints=1), name="one")
-    assert [files(by_hand, u, "one") for u in range(3)] == [[6, 7]] * 3
+    """Checkpoints of rounds 2, 3, 4 at the last request (round 5): a client keeps those that it was counted in."""
+    by_hand(replace(config, rounds=5), rules=Rules(**FAST, checkpoints=3))
+    assert [files(by_hand, u) for u in range(3)] == [[2, 3, 4, 5]] * 3
+    by_hand(config, rules=Rules(**FAST, checkpoints=1), name="one")
+    assert [files(by_hand, u, "one") for u in range(3)] == [[2, 3]] * 3
 
 
 def test_going_back_further_than_the_checkpoints_is_refused(by_hand, config):
