@@ -638,6 +638,16 @@ def test_written_rules_are_read_again_and_offer_the_known_sizes(tmp_path):
     assert read_rules(path, clients=2).sizes == {"0": 1200}
 
 
+@pytest.mark.parametrize(
+    ("said", "shown"), [("ENOSPC", "(No space left on device)"), ("__doc__", '(it says "__doc__")'), ("", "a file")]
+)
+def test_a_file_error_is_shown_by_its_errno_and_nothing_else_is_looked_up(said, shown):
+    class Answer:
+        content = RecordDict({"refusal": ConfigRecord({"code": "disk", "said": said})})
+
+    assert refusals.read(Answer, 0).words.endswith(shown)
+
+
 def test_a_refusal_in_another_form_is_rejected():
     class Answer:
         content = RecordDict({"refusal": ConfigRecord({"code": "failed", "said": "", "more": 1})})

@@ -106,7 +106,7 @@ def read(answer: Message, u: int) -> Refusal | None:
     if not isinstance(code, str) or code not in REASONS:
         raise WireError(f"it refuses for a reason that is not known here, {quoted(code)}")
     words, remedy = REASONS[code]
-    if code == "disk" and said in numbers.__dict__:
+    if code == "disk" and said in numbers.errorcode.values():
         words += f" ({os.strerror(getattr(numbers, said))})"
     elif said:
         words += f" (it says {quoted(said)})"
