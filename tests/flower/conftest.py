@@ -226,7 +226,7 @@ class Live:
         for u, counted in last_counted(self.rows(name)).items():
             client = client_of(run["study"], run["run"], u, self.folder / "clients" / str(u))
             own = Own(client.folder / "runs", client.run)
-            kept[u] = own.begin(client.problem, u, round=counted + 1, counted=counted)
+            kept[u] = own.begin(client.problem, u, round=counted + 1, counted=counted, keep=own._rounds())
         return dict(sorted(kept.items()))
 
     def rows(self, name):
