@@ -1,5 +1,6 @@
 """Describe the machine that trains a run: processor, cores, GPU and versions. No name of a host, user or folder."""
 
+import hashlib
 import os
 import platform
 import subprocess
@@ -29,6 +30,15 @@ def num_cores() -> int:
     seen = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     given = os.environ.get(CORES, "")
     return max(1, min(seen, int(given))) if given.isdecimal() else seen
+
+
+@cache
+def sources() -> str:
+    """Return a fingerprint of the code of fedncv: versions are equal between releases."""
+    package, digest = Path(__file__).parent, hashlib.blake2b(digest_size=3)
+    for path in sorted(package.rglob("*.py")):
+        digest.update(str(path.relative_to(package)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
 
 
 @cache

@@ -97,20 +97,16 @@ class HandMade:
         return [int(path.name) for path in (self.folder / "clients").iterdir()]
 
     def push_messages(self, messages):
-        from flwr.app import Error, Message
-
-        from fedncv.flower.client import client_of, count_samples, train_round
+        from fedncv.flower.client import answer, client_of, count_samples, train_round
 
         ids = []
         for message in messages:
             self.number += 1
             message.metadata.__dict__["_message_id"] = str(self.number)
             u = message.metadata.dst_node_id - 1000
-            try:
-                client = client_of(self.study, self.run, u, self.folder / "clients" / str(u))
-                reply = (count_samples if message.metadata.message_type == "query" else train_round)(client, message)
-            except Exception as error:  # as Flower does: what the app raises becomes an error message
-                reply = Message(Error(0, str(error)), reply_to=message)
+            handle = count_samples if message.metadata.message_type == "query" else train_round
+            mine = self.folder / "clients" / str(u)
+            reply = answer(handle, lambda u=u, mine=mine: client_of(self.study, self.run, u, mine), message)
             self.sent.append((u, message, reply))
             group = message.metadata.group_id
             replies = [reply] if self.spoil is None else self.spoil(u, group, message, reply)
@@ -131,15 +127,15 @@ def by_hand(tmp_path, monkeypatch):
 
     from fedncv import store
     from fedncv.config import write_toml
+    from fedncv.flower import asking, server
     from fedncv.flower import folder as folders
-    from fedncv.flower import server
     from fedncv.flower.rules import Rules
 
     monkeypatch.setattr(TaskIdentity, "_run_id", 1)  # as in a process that Flower has started
     monkeypatch.setattr(TaskIdentity, "_task_id", 1)
     monkeypatch.setattr(TaskIdentity, "_node_id", 1)
-    monkeypatch.setattr(server, "POLL_SECONDS", 0.0)
-    monkeypatch.setattr(server, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(asking, "POLL_SECONDS", 0.0)
+    monkeypatch.setattr(asking, "RETRY_SECONDS", 0.0)
 
     def run(config, *, spoil=None, rules=Rules(round_seconds=20.0, join_seconds=20.0, attempts=2), name="run"):
         place = tmp_path / "federation"
@@ -208,12 +204,12 @@ class Live:
     def state(self, name):
         from fedncv.flower.folder import read_form
         from fedncv.flower.halves import server_problem
-        from fedncv.flower.server import _read_joined
+        from fedncv.flower.joining import read_joined
         from fedncv.results import read_config
         from fedncv.store import read_state
 
         run = self.folder / "server" / "runs" / name
-        sizes = list(_read_joined(run).sizes.values())
+        sizes = list(read_joined(run).sizes.values())
         return read_state(run, server_problem(read_config(run), read_form(self.folder / "server"), sizes))
 
     def kept(self, name):
@@ -230,7 +226,7 @@ class Live:
         for u, counted in last_counted(self.rows(name)).items():
             client = client_of(run["study"], run["run"], u, self.folder / "clients" / str(u))
             own = Own(client.folder / "runs", client.run)
-            kept[u] = own.begin(client.problem, u, round=counted + 1, counted=counted)
+            kept[u] = own.begin(client.problem, u, round=counted + 1, counted=counted, keep=own._rounds())
         return dict(sorted(kept.items()))
 
     def rows(self, name):

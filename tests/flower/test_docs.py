@@ -28,7 +28,7 @@ def test_own_data_are_written_as_the_page_says(tmp_path, monkeypatch):
 def test_every_rule_is_explained_with_its_default():
     for field in fields(Rules):
         value = getattr(Rules(), field.name)
-        said = "none" if value == {} else f"{value:,g}" if isinstance(value, float) else value
+        said = "none" if value in ({}, []) else f"{value:,g}" if isinstance(value, float) else value
         said = f"{said:,}" if isinstance(said, int) else said
         assert f"| `{field.name}` | {said} |" in TEXT
 

@@ -5,6 +5,8 @@ answers that the rows say were counted; and where every answer was counted, thos
 """
 
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -88,7 +90,7 @@ app = ClientApp()
 def query(message, context):
     client = client_in(context)
     if client.u == 2 and {inflated}:
-        return Message(RecordDict({{"ask": ConfigRecord({{"samples": 10**12}})}}), reply_to=message)
+        return Message(RecordDict({{"ask": ConfigRecord({{"samples": 10**12, "data": "0" * 32}})}}), reply_to=message)
     return count_samples(client, message)
 
 
@@ -108,6 +110,8 @@ def train(message, context):
         values = values[:-1]
     if fault == "norm":
         values = values * 1e6
+    if fault == "huge":
+        values = np.full_like(values, 1e30)
     if fault == "field":
         record["up.extra"] = array
     if fault == "late":
@@ -145,6 +149,24 @@ def test_a_client_that_answers_wrongly_twice_or_late_changes_nothing_but_its_own
         assert word in reason
     log = (federation.folder / "server" / "runs" / "lying" / "log.txt").read_text()
     assert log.count("rejected") == 4
+
+
+def test_a_huge_reply_is_left_out_and_a_rolled_back_run_ends_as_if_nothing_was_dropped(federation, tools):
+    """By default, without norms; the roll-back and the exit code by the command."""
+    changes = {"rounds": 4}
+    rule(federation)
+    federation.begin("huge", **changes)
+    misbehave(federation, "huge", faults={2: "huge"})
+    federation.finish("huge", seconds=400.0)
+    assert assert_as_counted(federation, tools, "huge", **changes) == {1: [], 2: [2], 3: [], 4: []}
+    rows, kept = federation.rows("huge"), federation.kept("huge")
+    command = [sys.executable, "-m", "fedncv", "federation", "resume", str(federation.folder), "--name", "huge"]
+    done = subprocess.run([*command, "--from-round", "3"], capture_output=True, text=True, timeout=400, check=False)
+    assert done.returncode == 3, done.stderr
+    assert "client 2 was not counted in 1 of 4 rounds: refused in 2 (norm of delta_P" in done.stdout
+    assert federation.rows("huge") == rows
+    assert assert_as_counted(federation, tools, "huge", **changes)
+    assert tools.same(federation.kept("huge"), kept) == "equal"
 
 
 def test_an_inflated_sample_count_bars_the_client(federation, tools):

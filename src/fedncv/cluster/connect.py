@@ -10,7 +10,6 @@ with one line that names the remedy.
 
 import atexit
 import contextlib
-import hashlib
 import importlib.util
 import logging
 import os
@@ -23,8 +22,9 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
+
+from fedncv.machine import sources
 
 ANSWER_SECONDS = 5.0  # for the head of a cluster to accept a connection
 CHECK_SECONDS = 60.0  # for all nodes to say what they run
@@ -222,7 +222,7 @@ def ours() -> dict[str, str]:
         "Python": platform.python_version(),
         "Ray": version("ray"),
         "torch": version("torch"),
-        "fedncv": f"{version('fedncv')} #{_sources(Path(__file__).parents[1])}",
+        "fedncv": f"{version('fedncv')} #{sources()}",
     }
 
 
@@ -266,14 +266,6 @@ def refuse_others(name: str, here: dict[str, str], found: dict[str, str]) -> Non
                 f"node {name} of the cluster has {what} {theirs}, and this machine has {here[what]}; "
                 "install the same version on all machines"
             )
-
-
-def _sources(package: Path) -> str:
-    """Return a fingerprint of the package's code: versions are equal between releases."""
-    digest = hashlib.blake2b(digest_size=3)
-    for path in sorted(package.rglob("*.py")):
-        digest.update(str(path.relative_to(package)).encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,14 +1,17 @@
 """A client's replies: its number of training samples (once per run), and a round's training.
 
-    request of a round    down, running statistics; round, counted (see ``own``)
-    reply                 up, running statistics: only the fields that the method declares
+    request of a round    down, running statistics; round, counted, keep, rollbacks (see ``own``); what must be the
+                          same on both sides (see ``handshake``)
+    reply                 up, running statistics: only the fields that the method declares; or a refusal
 
 Loss and work of each round stay in history.jsonl of the client's folder, with the score and the metrics of the model
 received for training. If a method has another model for inference, only the server can export it.
 """
 
+import logging
 import math
 import tomllib
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,15 +24,20 @@ from fedncv.engine.evaluate import score_before
 from fedncv.engine.local import Trained, train
 from fedncv.engine.problem import Arrival, Problem
 from fedncv.engine.sequential import one_thread
+from fedncv.flower import handshake, refusals
 from fedncv.flower.halves import Down, Up, arrival_of, check, check_constants, client_problem, down_template, travelling
+from fedncv.flower.handshake import SERVER
 from fedncv.flower.own import Own
+from fedncv.flower.refusals import RefusedError
 from fedncv.flower.samples import read
-from fedncv.flower.wire import ARRAYS, ASK, arrays, decode, encode, records, whole_numbers
+from fedncv.flower.wire import ARRAYS, ASK, WireError, arrays, decode, encode, records, whole_numbers
 from fedncv.metrics import value
 from fedncv.store import append
 
 HISTORY = "history.jsonl"
-SAMPLES = "samples"
+SAMPLES, DATA, KEEP = "samples", "data", "keep"
+
+log = logging.getLogger("fedncv.flower.client")
 
 
 class Client(NamedTuple):
@@ -45,7 +53,7 @@ def client_of(study: str, run: str, number: int, folder: Path) -> Client:
     """Return client ``number`` of the run, with the data in its folder."""
     config = study_of(study)
     if not 0 <= number < config.clients:
-        raise ValueError(f"this is client {number}, but the run has clients 0 to {config.clients - 1}")
+        raise RefusedError("number", f"this is client {number}, but the run has clients 0 to {config.clients - 1}")
     if not run or not all(c.isalnum() or c in "._-" for c in run) or run.startswith("."):
         raise ValueError(f"{run!r} is not a valid name of a run")  # it is used as a folder's name
     return Client(number, run, folder, client_problem(config, read(folder / "data"), number))
@@ -63,35 +71,67 @@ def study_of(text: str, *, is_ours: bool = False) -> RunConfig:
     return config
 
 
+def answer(handle: Callable[[Client, Message], Message], make: Callable[[], Client], request: Message) -> Message:
+    """Return the reply of ``handle``, or a refusal: a code, and no text of this machine. The text goes to the log."""
+    try:
+        if request.content.get(SERVER) is not None:  # before the study is read, which another version may not know
+            handshake.check(request.content[SERVER], handshake.installed())
+        return handle(make(), request)
+    except Exception as error:
+        log.exception("cannot answer")
+        return refusals.write(error, request)
+
+
 def count_samples(client: Client, request: Message) -> Message:
-    """Reply with the number of training samples, which estimators need in advance."""
-    records(request, what="a request for the sample count")
-    count = len(client.problem.clients.train[client.u])
-    return Message(RecordDict({ASK: ConfigRecord({SAMPLES: count})}), reply_to=request)
+    """Reply with the number of training samples, which estimators need in advance, and the mark of the data file."""
+    content = records(request, SERVER, what="a request for the sample count")
+    handshake.check(content[SERVER], handshake.identity_of(client.problem.config))
+    found: dict[str, Any] = {SAMPLES: _samples(client), DATA: handshake.data_mark(client.folder, client.run)}
+    return Message(RecordDict({ASK: ConfigRecord(found)}), reply_to=request)
 
 
 def train_round(client: Client, request: Message) -> Message:
     """Train for one round; store the client's state on disk before the reply is sent."""
-    content = records(request, ARRAYS, ASK, what="a request for a round")
+    what = "a request for a round"
+    content = records(request, ARRAYS, ASK, SERVER, what=what)
     problem, u = client.problem, client.u
+    handshake.check(content[SERVER], handshake.identity_of(problem.config))
     asked = content[ASK]
-    check_constants(problem, asked.pop("constants", 0.0) if isinstance(asked, ConfigRecord) else 0.0)
-    round, counted = whole_numbers(content, "round", "counted", what="a request for a round")
+    if not isinstance(asked, ConfigRecord):
+        raise WireError(f"{what}: record {ASK!r} is a {type(asked).__name__}")
+    check_constants(problem, asked.pop("constants", 0.0))
+    mark, keep = asked.pop(DATA, None), _rounds(asked.pop(KEEP, None))
+    round, counted, rollbacks, held = whole_numbers(content, "round", "counted", "rollbacks", SAMPLES, what=what)
     if not 1 <= round <= problem.config.rounds:
-        raise ValueError(f"the server asks for round {round} of {problem.config.rounds}")
+        raise WireError(f"the server asks for round {round} of {problem.config.rounds}")
+    if mark != handshake.data_mark(client.folder, client.run):
+        raise RefusedError("data", f"the data file in {client.folder} is not the one with which the client joined")
+    if held != _samples(client):
+        text = f"the server holds {held} training samples of this client, which has {_samples(client)}"
+        raise RefusedError("samples", text, f"{_samples(client)}, not {held}")
     message: Down = decode(arrays(content), down_template(problem), what="the server's message")
     own = Own(client.folder / "runs", client.run)
     with own.locked(), one_thread():
-        kept = own.begin(problem, u, round=round, counted=counted)
+        kept = own.begin(problem, u, round=round, counted=counted, keep=keep, rollbacks=rollbacks)
         arrival = arrival_of(problem, u, message, kept)
         trained = train(problem, round - 1, arrival)
         if trained is None:
-            raise ValueError(f"client {u} has too few samples for one training step; leave it out")
+            raise RefusedError("few", f"client {u} has too few samples for one training step; leave it out")
         own.write(round, trained.kept)
         history = _history(client, round, arrival, trained)
     append(client.folder / "runs" / client.run, HISTORY, history)
     reply = Up(trained.up, travelling(problem, trained.buffers_R))
     return Message(RecordDict({ARRAYS: encode(reply)}), reply_to=request)
+
+
+def _samples(client: Client) -> int:
+    return len(client.problem.clients.train[client.u])
+
+
+def _rounds(given: object) -> list[int]:
+    if not isinstance(given, list) or not all(type(round) is int and round > 0 for round in given):
+        raise WireError("a request for a round must list the rounds to keep")
+    return [int(round) for round in given]
 
 
 def _history(client: Client, round: int, arrival: Arrival, trained: Trained) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from pathlib import Path
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from fedncv.flower.client import Client, client_of, count_samples, train_round
+from fedncv.flower.client import Client, answer, client_of, count_samples, train_round
 
 app = ClientApp()
 
@@ -19,9 +19,9 @@ def client_in(context: Context) -> Client:
 
 @app.query()
 def query(message: Message, context: Context) -> Message:
-    return count_samples(client_in(context), message)
+    return answer(count_samples, lambda: client_in(context), message)
 
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    return train_round(client_in(context), message)
+    return answer(train_round, lambda: client_in(context), message)

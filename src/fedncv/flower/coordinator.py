@@ -14,11 +14,14 @@ from shlex import quote
 
 from fedncv import store
 from fedncv.config import CUSTOM, RunConfig, write_toml
+from fedncv.flower import checkpoints, joining
 from fedncv.flower.folder import LINK, read_server_settings
 from fedncv.flower.halves import check
 from fedncv.flower.processes import flwr
+from fedncv.flower.serving import only_one
 from fedncv.results import Run, is_run, read_run
 
+LOG = "log.txt"  # of a run: rejections, failures, and why it stopped
 LOOK_SECONDS = 2.0
 STUCK_SECONDS = 30.0  # without a new round, before we ask Flower if the run is alive
 
@@ -88,6 +91,27 @@ def submit(folder: Path, name: str) -> int:
     return int(flwr(folder / "server", "run", str(app_folder(folder, name)), LINK)["run-id"])
 
 
+def roll_back(folder: Path, name: str, *, to: int) -> None:
+    """Go back to the checkpoint of round ``to``; the next resume continues from there."""
+    run_folder = _run_folder(folder, name)
+    with only_one(run_folder, seconds=0.0):
+        checkpoints.roll_back(run_folder, now=read_run(run_folder).rounds, to=to)
+
+
+def accept_version(folder: Path, name: str) -> None:
+    """Let the run continue with the version of fedncv that is installed here now."""
+    run_folder = _run_folder(folder, name)
+    with only_one(run_folder, seconds=0.0):
+        joining.accept_version(run_folder)
+
+
+def _run_folder(folder: Path, name: str) -> Path:
+    run_folder = folder / "server" / "runs" / name
+    if not is_run(run_folder):
+        raise ValueError(f"there is no run {name!r} in {run_folder.parent}; start one with `fedncv federation run`")
+    return run_folder
+
+
 def lives(folder: Path, number: int) -> tuple[bool, str]:
     """Return whether Flower still works on the run, and Flower's status of it."""
     (found,) = flwr(folder / "server", "list", LINK, "--run-id", str(number))["runs"]
@@ -107,9 +131,7 @@ def follow(
 
     ``submitted`` is Flower's number of a run in progress.
     """
-    run_folder = folder / "server" / "runs" / name
-    if not is_run(run_folder):
-        raise ValueError(f"there is no run {name!r} in {run_folder.parent}; start one with `fedncv federation run`")
+    run_folder = _run_folder(folder, name)
     deadline = time.monotonic() + seconds
     seen, why = read_run(run_folder).rounds, ""
     for _ in range(restarts + 1):
@@ -141,4 +163,4 @@ def follow(
                 f"run {name} is at round {seen} of {run.config.rounds} after {seconds:g} s; "
                 f"continue with `fedncv federation resume`"
             )
-    raise ValueError(f"run {name} stopped at round {seen}, {restarts + 1} times: {why}; see {folder / 'logs'}")
+    raise ValueError(f"run {name} stopped at round {seen}, {restarts + 1} times: {why}; see {run_folder / LOG}")

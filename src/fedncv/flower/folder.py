@@ -6,10 +6,11 @@
                  server.key server.crt ca.crt  its certificate
                  keys/client-0.pub ...         the keys of the accepted clients
                  nodes.json                    client -> node, written when the keys are registered
-                 runs/NAME/                    config, metrics and checkpoint of a run, as for any run of fedncv
+                 runs/NAME/                    config, metrics and checkpoints of a run, as for any run of fedncv
     clients/0/   client.toml                   its number, and the server's address
                  node.key node.pub ca.crt      its key, and the certificate it trusts
                  data/samples.safetensors      its samples
+                 secret                        for the marks of its samples (see ``handshake``), made in its first run
                  runs/RUN/                     its state between rounds
 
 Copy server/ to the server's machine and clients/u/ to client u's machine. No part needs another one.
@@ -70,7 +71,8 @@ def init(folder: Path, config: RunConfig, *, host: str, port: int, listen: str, 
     server = folder / "server"
     certificates.write_server(folder / "authority", server, [host])
     write_server_settings(server, ServerSettings(listen, port, inner_port, config.clients, form_of(dataset)))
-    (server / "rules.toml").write_text(write_rules(rules), encoding="utf-8")
+    sizes = {u: len(part) for u, part in enumerate(clients.train)}
+    (server / "rules.toml").write_text(write_rules(rules, sizes=sizes), encoding="utf-8")
     for u in range(config.clients):
         mine = folder / "clients" / str(u)
         mine.mkdir()

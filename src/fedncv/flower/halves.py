@@ -17,6 +17,7 @@ from fedncv.data import Clients
 from fedncv.engine.check import check as check_names
 from fedncv.engine.local import train
 from fedncv.engine.problem import Arrival, Problem, arrivals, build, check_targets, messages, start
+from fedncv.flower.refusals import RefusedError
 from fedncv.flower.samples import Form, Samples, form_of
 from fedncv.methods import find_method
 from fedncv.tree import row
@@ -118,7 +119,8 @@ def constants_of(problem: Problem) -> dict[str, Any]:
 def check_constants(problem: Problem, theirs: object) -> None:
     """Raise ValueError if the server's mark, 0 without any, is not that of the frozen weights here."""
     if not isinstance(theirs, float) or not math.isclose(theirs, problem.model.constants_mark, rel_tol=1e-4):
-        raise ValueError(
+        raise RefusedError(
+            "constants",
             "the frozen weights or constant buffers of the model here are not the server's; they are never sent, so "
-            "the model's function must give the same ones on every machine"
+            "the model's function must give the same ones on every machine",
         )

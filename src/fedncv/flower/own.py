@@ -9,15 +9,21 @@ its state of that round, and stores its new state under the number of the new ro
 
 If the reply is lost, late or rejected, the next request still has counted = 5, and the client's round 7 is dropped.
 So the client's state is always the one that the server counted. A repeated request starts from the same file and
-writes the same bytes. At most two files remain. A missing or damaged file stops the client with an error; it never
-starts again from the beginning by itself.
+writes the same bytes. A missing or damaged file stops the client with an error; it never starts again from the
+beginning by itself. Files remain for the counted round, the new one, and those that the request lists: the client's
+last counted rounds at the checkpoints to which the server can roll back.
+
+    rollbacks = 1, round = 6      the operator rolled the run back: what was trained from round 6 on is dropped
+
+A request with fewer roll-backs than the client knows, or for a round before its newest one, comes from a server whose
+disk was set back to an old copy, and is refused.
 """
 
 import contextlib
 import fcntl
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import torch
@@ -26,12 +32,13 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedncv.engine.problem import Kept, Problem, State, keeps
+from fedncv.flower.refusals import RefusedError
 from fedncv.flower.wire import fill
 from fedncv.store import write_atomically
 from fedncv.tree import leaves
 
 
-class OwnError(ValueError):
+class OwnError(RefusedError):
     """The client's stored state is missing, or the request is an old one."""
 
 
@@ -49,19 +56,40 @@ class Own:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
-    def begin(self, problem: Problem, u: int, *, round: int, counted: int) -> Kept:
-        """Return client u's state of round ``counted``, or that of ``init_own`` if the server never counted it."""
-        newest = max(self._rounds(), default=0)
+    def begin(
+        self, problem: Problem, u: int, *, round: int, counted: int, keep: Collection[int] = (), rollbacks: int = 0
+    ) -> Kept:
+        """Return client u's state of round ``counted``, or that of ``init_own`` if the server never counted it.
+
+        ``keep`` are other counted rounds whose states stay, and ``rollbacks`` says how often the run was rolled back.
+        """
         if not 0 <= counted < round:
-            raise OwnError(f"round {round} of run {self._run} cannot follow counted round {counted}")
+            raise OwnError("message", f"round {round} of run {self._run} cannot follow counted round {counted}")
+        self._follow(round, rollbacks)
+        newest = max(self._rounds(), default=0)
         if round < newest:
-            raise OwnError(f"round {round} of run {self._run} is over: the client has been asked for round {newest}")
+            text = f"round {round} of run {self._run} is over: the client has been asked for round {newest}"
+            raise OwnError("old server", text, f"round {newest}")
         fresh = keeps(problem, State(0, (), (), {}), u)
-        kept = fresh if counted == 0 else self._read(counted, fresh)
+        nothing = all(leaf.numel() == 0 for leaf in _tensors(fresh).values())  # nothing can be lost
+        kept = fresh if counted == 0 or nothing else self._read(counted, fresh)
         for old in self._rounds():
-            if old not in (counted, round):
+            if old not in (counted, round, *keep):
                 self._path(old).unlink(missing_ok=True)
         return kept
+
+    def _follow(self, round: int, rollbacks: int) -> None:
+        """Drop the rounds that were trained before a roll-back that the client hears of now."""
+        path = self._folder / "rollbacks"
+        known = int(path.read_text()) if path.exists() else 0
+        if rollbacks < known:
+            text = f"the server knows of {rollbacks} roll-backs of run {self._run}, and this client of {known}"
+            raise OwnError("old server", text, f"{known} roll-backs")
+        if rollbacks > known:
+            for old in self._rounds():
+                if old >= round:
+                    self._path(old).unlink()
+            write_atomically(path, str(rollbacks).encode(), name="own rollbacks")
 
     def write(self, round: int, kept: Kept) -> None:
         tensors = _tensors(kept)
@@ -88,9 +116,12 @@ class Own:
             }:
                 raise ValueError("its tensors have another form")
         except (SafetensorError, OSError, KeyError, ValueError) as error:
+            there = ", ".join(map(str, self._rounds())) or "no round"
             raise OwnError(
+                "state",
                 f"this client's state of round {round} cannot be used ({path}: {error}); restore it from a copy, "
-                "or start a new run: continuing without it would silently reset the client"
+                "or start a new run: continuing without it would silently reset the client",
+                f"it has states of {there}",
             ) from None
         filled = fill(template, tensors)
         assert isinstance(filled, Kept)
@@ -101,7 +132,7 @@ def _tensors(kept: Kept) -> dict[str, Tensor]:
     found = {}
     for path, leaf in leaves(kept):
         if not isinstance(leaf, Tensor):
-            raise OwnError(f"a client's state consists of tensors, but {path} is a {type(leaf).__name__}")
+            raise OwnError("failed", f"a client's state consists of tensors, but {path} is a {type(leaf).__name__}")
         found[path] = leaf.detach().cpu().contiguous().clone()
     return found
 

@@ -16,6 +16,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from torch import Tensor
 
+from fedncv.flower.foreign import quoted
 from fedncv.tree import leaves
 
 STYPE = "fedncv.raw"  # the serialisation named in every array
@@ -48,7 +49,7 @@ def records(message: Message, *names: str, what: str) -> RecordDict:
     """Return the content of a message that consists of exactly these records."""
     content = message.content
     if sorted(content) != sorted(names):
-        raise WireError(f"{what} consists of {sorted(content)}, not of {sorted(names)}")
+        raise WireError(f"{what} consists of {_names(sorted(content))}, not of {_names(sorted(names))}")
     return content
 
 
@@ -63,11 +64,11 @@ def whole_numbers(content: RecordDict, *names: str, what: str) -> list[int]:
     """Return the fields of the record of settings, all of them whole numbers from 0 to 2^62."""
     found = content[ASK]
     if not isinstance(found, ConfigRecord) or sorted(found) != sorted(names):
-        raise WireError(f"{what} asks {sorted(found)}, not {sorted(names)}")
+        raise WireError(f"{what} gives {_names(sorted(found))}, not {_names(sorted(names))}")
     numbers = [found[name] for name in names]
     for name, value in zip(names, numbers, strict=True):
         if type(value) is not int or not 0 <= value <= 2**62:
-            raise WireError(f"{what}: {name} is {value!r}, not a whole number of at least 0")
+            raise WireError(f"{what}: {name} is {quoted(value)}, not a whole number of at least 0")
     return [int(value) for value in numbers]  # type: ignore[arg-type]  # just checked
 
 
@@ -97,7 +98,8 @@ def _check(array: Array, leaf: Tensor, where: str) -> None:
 
 
 def _form(form: tuple[str, str, tuple[int, ...]]) -> str:
-    return f"{form[1]}{list(form[2])} ({form[0]})"
+    shape = form[2] if len(form[2]) <= 8 else (*form[2][:8], "…")
+    return f"{_word(form[1])}[{', '.join(map(str, shape))}] ({_word(form[0])})"
 
 
 def _tensor(array: Array, leaf: Tensor) -> Tensor:
@@ -122,4 +124,11 @@ def fill(template: Any, tensors: dict[str, Tensor], path: str = "") -> Any:
 
 
 def _names(names: list[str]) -> str:
-    return ", ".join(name[:60] for name in names[:5]) or "none"
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return (", ".join(map(_word, names[:5])) or "none") + more
+
+
+def _word(text: str) -> str:
+    """Return a plain word as it is, and anything else that a message holds in quotes."""
+    plain = len(text) <= 60 and all(c.isascii() and (c.isalnum() or c in "._") for c in text)
+    return text if plain else quoted(text, shown=60)

@@ -10,10 +10,13 @@ from fedncv.cli.arguments import parse
 from fedncv.cli.federation.shared import OF_INIT, Folder, check_server
 from fedncv.config import RunConfig, simulation_only
 
+LACKING = 3  # exit code of a finished run of which some round lacks a client
+
 
 @dataclass(frozen=True, kw_only=True)
 class Begin(RunConfig):
-    """Train a method on the federation and wait for it. Settings that a simulation does not have are in rules.toml."""
+    """Train a method on the federation and wait for it. Settings that a simulation does not have are in rules.toml.
+    Exit code 3: finished, but some round lacks a client."""
 
     folder: Folder
     """The folder that `fedncv federation init` wrote."""
@@ -51,11 +54,15 @@ def main(argv: list[str]) -> int:
 
 
 def follow(folder: Path, name: str, seconds: float) -> int:
+    from fedncv.flower.absences import absences
     from fedncv.flower.coordinator import follow as wait
 
     done = wait(folder, name, seconds=seconds, on_round=lambda number: print(f"round {number}", flush=True))
     print(f"{done.folder}: {done.rounds} rounds of {done.config.method}")
-    return 0
+    lines = absences(done.rows)
+    for line in lines:
+        print(line)
+    return LACKING if lines else 0
 
 
 def _offered(kind: type[Begin]) -> type[Begin]:
