@@ -17,6 +17,7 @@ Copy server/ to the server's machine and clients/u/ to client u's machine. No pa
 
 import json
 import os
+import secrets
 import socket
 import sys
 from pathlib import Path
@@ -26,12 +27,16 @@ from fedncv.config import RunConfig, read_toml
 from fedncv.data import divide, load, split, standardised
 from fedncv.flower import certificates, samples
 from fedncv.flower.halves import check
+from fedncv.flower.keeper import Watch
+from fedncv.flower.private import private_folder
 from fedncv.flower.rules import Rules, write_rules
 from fedncv.flower.samples import Form, form_of
 from fedncv.store import write_atomically
 
 SERVER_VARIABLE = "FEDNCV_FEDERATION_SERVER"  # tells the ServerApp where the server's folder is
 LINK = "federation"  # the name of the connection in Flower's own config
+SECRET = "executor.secret"  # needed to get a task from Flower over the loopback interface
+HEARTBEAT, WORKER = "heartbeat", "worker"  # files whose times say when Flower's threads last worked
 
 
 class ServerSettings(NamedTuple):
@@ -161,9 +166,16 @@ def environment(home: Path, **more: str) -> dict[str, str]:
     }
 
 
+def _home(place: Path) -> Path:
+    """Return the folder of Flower's files, with a secret that only the owner's processes know."""
+    home = private_folder(place / "flower")
+    if not (home / SECRET).exists():
+        certificates.write_secret(home / SECRET, secrets.token_bytes(32))
+    return home
+
+
 def server_environment(server: Path) -> dict[str, str]:
-    home = server / "flower"
-    home.mkdir(exist_ok=True)
+    home = _home(server)
     settings = read_server_settings(server)
     (home / "config.toml").write_text(
         f'[superlink]\ndefault = "{LINK}"\n\n[superlink.{LINK}]\n'
@@ -175,9 +187,7 @@ def server_environment(server: Path) -> dict[str, str]:
 
 
 def client_environment(client: Path) -> dict[str, str]:
-    home = client / "flower"
-    home.mkdir(exist_ok=True)
-    return environment(home)
+    return environment(_home(client))
 
 
 def reachable(settings: ServerSettings) -> str:
@@ -186,33 +196,51 @@ def reachable(settings: ServerSettings) -> str:
 
 
 def server_commands(server: Path) -> list[list[str]]:
-    """Return the commands of Flower's server, on the loopback interface, and of the gate in front of it."""
+    """Return the commands of Flower's server, on the loopback interface, of its tasks, and of the gate in front."""
     settings, at = read_server_settings(server), server.absolute()
     superlink = [
         "flower-superlink",
         *("--host", "127.0.0.1", "--port", str(settings.inner_port)),
-        *(
-            "--ssl-ca-certfile",
-            f"{at}/ca.crt",
-            "--ssl-certfile",
-            f"{at}/server.crt",
-            "--ssl-keyfile",
-            f"{at}/server.key",
-        ),
+        *("--ssl-ca-certfile", f"{at}/ca.crt", "--ssl-certfile", f"{at}/server.crt"),
+        *("--ssl-keyfile", f"{at}/server.key"),
         *("--enable-supernode-auth", "--database", f"{at}/flower/state.db"),
+        *("--isolation", "process", "--superexec-auth-secret-file", f"{at}/flower/{SECRET}"),
         "--disable-runtime-dependency-installation",
     ]
-    gate = [sys.executable, "-P", str(Path(__file__).with_name("gate.py")), settings.host, str(settings.port)]
-    gate += [str(settings.inner_port), f"{at}/server.crt", f"{at}/server.key", f"{at}/ca.crt"]
-    return [superlink, gate]
+    executor = _script("executor", f"{at}/flower/{WORKER}", "--runtime-api-address", reachable(settings))
+    executor += ["--root-certificates", f"{at}/ca.crt", "--superexec-auth-secret-file", f"{at}/flower/{SECRET}"]
+    gate = _script("gate", settings.host, str(settings.port), str(settings.inner_port), str(at))
+    return [superlink, executor, gate]
 
 
-def supernode_command(client: Path) -> list[str]:
+def client_commands(client: Path) -> list[list[str]]:
+    """Return the commands of a client's Flower node, and of the tasks that it gets."""
     settings, at = read_client_settings(client), client.absolute()
-    return [
-        "flower-supernode",
+    own, secret = f"127.0.0.1:{settings.port}", ("--superexec-auth-secret-file", f"{at}/flower/{SECRET}")
+    node = [
+        *_script("node", f"{at}/flower/{HEARTBEAT}", f"{at}/flower/{WORKER}"),
         *("--superlink", settings.server, "--root-certificates", f"{at}/ca.crt"),
         *("--auth-supernode-private-key", f"{at}/node.key"),
         *("--host", "127.0.0.1", "--port", str(settings.port)),
+        *("--isolation", "process", *secret),
         *("--node-config", f"client={settings.client} folder={json.dumps(str(at))}"),
     ]
+    executor = _script("executor", f"{at}/flower/{WORKER}", "--runtime-api-address", own, "--insecure", *secret)
+    return [node, executor]
+
+
+def client_watch(client: Path) -> Watch:
+    """Return what shows that a client's node works."""
+    at = client.absolute()
+    files = (f"{at}/flower/{HEARTBEAT}", f"{at}/flower/{WORKER}")
+    return Watch(read_client_settings(client).server, f"{at}/ca.crt", files)
+
+
+def last_contact(client: Path) -> float | None:
+    """Return when the client's node was last answered by the server, in seconds since 1970; None: never."""
+    times = [path.stat().st_mtime for name in (HEARTBEAT, WORKER) if (path := client / "flower" / name).exists()]
+    return max(times, default=None)
+
+
+def _script(name: str, *arguments: str) -> list[str]:
+    return [sys.executable, "-P", "-m", f"fedncv.flower.{name}", *arguments]

@@ -19,16 +19,18 @@ from typing import Any
 
 from fedncv.flower.folder import (
     LINK,
+    client_commands,
     client_environment,
+    client_watch,
     reachable,
     read_nodes,
     read_server_settings,
     server_commands,
     server_environment,
-    supernode_command,
     write_nodes,
 )
-from fedncv.flower.keeper import keep
+from fedncv.flower.keeper import keep, watch_words
+from fedncv.flower.private import private_folder
 
 KEEPER = str(Path(__file__).with_name("keeper.py"))
 GRACE_SECONDS = 10.0  # for an orderly end; then the group is killed
@@ -40,6 +42,8 @@ CALL_SECONDS = 180.0  # for a single command of Flower's
 
 def keep_server(server: Path) -> int:
     """Run the server until this process is stopped; register its clients' keys as soon as it is up."""
+    read_server_settings(server)  # raise for a wrong folder before it is changed
+    private_folder(server)
     environment = server_environment(server)
     _check_files(server, "server.key", "server.crt", "ca.crt")
     Thread(target=_register_or_say_why, args=(server,), daemon=True).start()
@@ -47,9 +51,10 @@ def keep_server(server: Path) -> int:
 
 
 def keep_client(client: Path) -> int:
-    command = supernode_command(client)
+    commands = client_commands(client)
     _check_files(client, "node.key", "ca.crt")
-    return keep([command], client_environment(client))
+    private_folder(client)
+    return keep(commands, client_environment(client), client_watch(client))
 
 
 def _check_files(place: Path, *names: str) -> None:
@@ -149,12 +154,13 @@ def online(server: Path, *, seconds: float = CALL_SECONDS) -> list[int]:
 def start(folder: Path, name: str) -> int:
     """Start "server", or the client of that number, under a keeper in its own process group; return the process id."""
     place = folder / "server" if name == "server" else folder / "clients" / name
-    commands = server_commands(place) if name == "server" else [supernode_command(place)]
+    commands = server_commands(place) if name == "server" else client_commands(place)
     environment = server_environment(place) if name == "server" else client_environment(place)
-    logs = folder / "logs"
-    logs.mkdir(exist_ok=True)
+    watch = [] if name == "server" else watch_words(client_watch(place))
+    private_folder(place)
+    logs = private_folder(folder / "logs")
     words = [word for command in commands for word in ("--", *command)][1:]
-    arguments = [sys.executable, "-P", KEEPER, *words]
+    arguments = [sys.executable, "-P", KEEPER, *watch, *words]
     append = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     pid = os.posix_spawn(  # not a Popen: it must outlive this process
         sys.executable,
@@ -162,7 +168,7 @@ def start(folder: Path, name: str) -> int:
         environment,
         file_actions=[
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-            (os.POSIX_SPAWN_OPEN, 1, str(logs / f"{name}.log"), append, 0o644),
+            (os.POSIX_SPAWN_OPEN, 1, str(logs / f"{name}.log"), append, 0o600),
             (os.POSIX_SPAWN_DUP2, 1, 2),
         ],
         setsid=True,
