@@ -250,16 +250,22 @@ class Live:
         return "\n".join(f"== {p}\n{p.read_text()[-3000:]}" for p in sorted((self.folder / "logs").glob("*.log")))
 
     def left(self):
-        """Command lines of processes that still mention the folder."""
-        found = []
+        """Process id -> command line, of processes that still mention the folder."""
+        found = {}
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             try:
                 line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
             except OSError:
                 continue
             if str(self.folder) in line and int(path.parent.name) != os.getpid():
-                found.append(line)
+                found[int(path.parent.name)] = line
         return found
+
+    def node(self, client):
+        """The process id of a client's Flower node; None while there is none."""
+        part = f"-m fedncv.flower.node {self.folder}/clients/{client}/"
+        found = [pid for pid, line in self.left().items() if part in line and "keeper.py" not in line]
+        return found[0] if found else None
 
 
 @pytest.fixture(scope="module")
@@ -286,4 +292,4 @@ def live(tmp_path_factory):
         deadline = time.monotonic() + 15
         while federation.left() and time.monotonic() < deadline:
             time.sleep(0.2)
-        assert federation.left() == []
+        assert federation.left() == {}

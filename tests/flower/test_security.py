@@ -56,7 +56,7 @@ def join(command, place, *, seconds=90):
 
 
 def test_an_unregistered_key_is_refused(federation, stranger):
-    code, said = join(folders.supernode_command(stranger), stranger)
+    code, said = join(folders.client_commands(stranger)[0], stranger)
     assert code != 0
     assert "SuperNode ID" not in said
     assert processes.online(federation.folder / "server") == [0, 1]
@@ -66,13 +66,13 @@ def test_a_server_with_another_authority_s_certificate_is_refused(stranger, tmp_
     (stranger / "ca.crt").unlink()
     certificates.write_authority(tmp_path)
     (stranger / "ca.crt").write_bytes((tmp_path / "ca.crt").read_bytes())
-    code, said = join(folders.supernode_command(stranger), stranger)
+    code, said = join(folders.client_commands(stranger)[0], stranger)
     assert code != 0
     assert "CERTIFICATE_VERIFY_FAILED" in said or "certificate verify failed" in said
 
 
 def test_a_connection_without_tls_is_refused(federation, stranger):
-    command = folders.supernode_command(stranger)
+    command = folders.client_commands(stranger)[0]
     at = command.index("--root-certificates")
     plain = [*command[:at], *command[at + 2 :], "--insecure"]
     at = plain.index("--auth-supernode-private-key")
@@ -85,7 +85,7 @@ def test_a_key_of_a_client_that_is_connected_cannot_be_used_a_second_time(federa
     (stranger / "node.key").unlink()
     (stranger / "node.key").write_bytes((federation.folder / "clients" / "0" / "node.key").read_bytes())
     (stranger / "node.key").chmod(0o600)
-    code, said = join(folders.supernode_command(stranger), stranger)
+    code, said = join(folders.client_commands(stranger)[0], stranger)
     assert code != 0
     assert "SuperNode ID" not in said
 

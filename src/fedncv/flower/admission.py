@@ -157,22 +157,22 @@ def _read_keys(folder: Path) -> dict[bytes, tuple[int, ec.EllipticCurvePublicKey
 class Room:
     """Bytes of bodies that are held at a time. ``most`` is the largest number that was held."""
 
-    def __init__(self, *, per_key: int = PER_KEY, in_total: int = IN_TOTAL) -> None:
-        self._per_key, self._in_total = per_key, in_total
+    def __init__(self, *, per_key: int = PER_KEY, in_total: int = IN_TOTAL, seconds: float = WAIT_SECONDS) -> None:
+        self._per_key, self._in_total, self._seconds = per_key, in_total, seconds
         self._changed = asyncio.Condition()
         self._of: dict[int, int] = {}
         self.held = self.most = 0
 
     @contextlib.asynccontextmanager
-    async def take(self, client: int, size: int, *, seconds: float = WAIT_SECONDS) -> AsyncIterator[None]:
-        """Hold ``size`` bytes for the client; raise RefusedError if there is no room for so long."""
+    async def take(self, client: int, size: int) -> AsyncIterator[None]:
+        """Hold ``size`` bytes for the client; raise RefusedError if there is no room for some seconds."""
 
         def free() -> bool:
             return self._of.get(client, 0) + size <= self._per_key and self.held + size <= self._in_total
 
         async with self._changed:
             try:
-                await asyncio.wait_for(self._changed.wait_for(free), seconds)
+                await asyncio.wait_for(self._changed.wait_for(free), self._seconds)
             except TimeoutError:
                 raise RefusedError(503, "too many bytes at a time; try again") from None
             self._of[client] = self._of.get(client, 0) + size

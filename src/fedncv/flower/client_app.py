@@ -6,6 +6,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from fedncv.flower.client import Client, client_of, count_samples, train_round
+from fedncv.flower.errors import told
 
 app = ClientApp()
 
@@ -19,9 +20,11 @@ def client_in(context: Context) -> Client:
 
 @app.query()
 def query(message: Message, context: Context) -> Message:
-    return count_samples(client_in(context), message)
+    with told():
+        return count_samples(client_in(context), message)
 
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    return train_round(client_in(context), message)
+    with told():
+        return train_round(client_in(context), message)

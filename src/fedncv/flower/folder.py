@@ -5,7 +5,7 @@
                  rules.toml                    what the server accepts, and how long it waits
                  server.key server.crt ca.crt  its certificate
                  keys/client-0.pub ...         the keys of the accepted clients
-                 nodes.json                    client -> node, written when the keys are registered
+                 nodes.json registered.json    client -> node, and its key; written when the keys are registered
                  runs/NAME/                    config, metrics and checkpoint of a run, as for any run of fedncv
     clients/0/   client.toml                   its number, and the server's address
                  node.key node.pub ca.crt      its key, and the certificate it trusts
@@ -28,7 +28,7 @@ from fedncv.data import divide, load, split, standardised
 from fedncv.flower import certificates, samples
 from fedncv.flower.halves import check
 from fedncv.flower.keeper import Watch
-from fedncv.flower.private import private_folder
+from fedncv.flower.private import private_files, private_folder
 from fedncv.flower.rules import Rules, write_rules
 from fedncv.flower.samples import Form, form_of
 from fedncv.store import write_atomically
@@ -69,21 +69,28 @@ def init(folder: Path, config: RunConfig, *, host: str, port: int, listen: str, 
     dataset = standardised(dataset, clients)
     inner_port, free, *ports = free_ports(config.clients + 2)
     port = port or free
-    for name in ("authority", "server/keys", "server/runs", "clients"):
-        (folder / name).mkdir(parents=True, exist_ok=True)
-    certificates.write_authority(folder / "authority")
-    server = folder / "server"
-    certificates.write_server(folder / "authority", server, [host])
-    write_server_settings(server, ServerSettings(listen, port, inner_port, config.clients, form_of(dataset)))
-    (server / "rules.toml").write_text(write_rules(rules), encoding="utf-8")
-    for u in range(config.clients):
-        mine = folder / "clients" / str(u)
-        mine.mkdir()
-        public = certificates.write_node(mine)
-        (server / "keys" / f"client-{u}.pub").write_bytes(public)
-        (mine / "ca.crt").write_bytes((folder / "authority" / "ca.crt").read_bytes())
-        write_client_settings(mine, ClientSettings(u, f"{host}:{port}", ports[u]))
-        samples.write(mine / "data", samples.part(dataset, clients, u))
+    with private_files():
+        for name in ("authority", "server/keys", "server/runs", "clients"):
+            private_folder(folder / name)
+        certificates.write_authority(folder / "authority")
+        server = folder / "server"
+        certificates.write_server(folder / "authority", server, [host])
+        write_server_settings(server, ServerSettings(listen, port, inner_port, config.clients, form_of(dataset)))
+        (server / "rules.toml").write_text(write_rules(rules), encoding="utf-8")
+        for u in range(config.clients):
+            mine = write_client(folder, ClientSettings(u, f"{host}:{port}", ports[u]))
+            samples.write(mine / "data", samples.part(dataset, clients, u))
+
+
+def write_client(folder: Path, settings: ClientSettings) -> Path:
+    """Write a client's part with a new key, and accept the key at the server; return the part."""
+    mine, server = folder / "clients" / str(settings.client), folder / "server"
+    with private_files():
+        mine.mkdir(parents=True)
+        (mine / "ca.crt").write_bytes((server / "ca.crt").read_bytes())
+        write_client_settings(mine, settings)
+        write_atomically(key_file(server, settings.client), certificates.write_node(mine), name="key")
+    return mine
 
 
 def free_ports(number: int) -> list[int]:
@@ -142,9 +149,34 @@ def read_nodes(server: Path) -> dict[int, int]:
     return {int(u): int(node) for u, node in json.loads(path.read_text()).items()} if path.exists() else {}
 
 
-def write_nodes(server: Path, nodes: dict[int, int]) -> None:
+def write_nodes(server: Path, nodes: dict[int, int], registered: dict[int, str]) -> None:
+    """Write client -> its node, and client -> the key under which its node is registered."""
+    keys = json.dumps({str(u): registered[u] for u in sorted(registered)}, indent=1)
+    write_atomically(server / "registered.json", keys.encode(), name="registered")
     said = json.dumps({str(u): str(node) for u, node in sorted(nodes.items())}, indent=1)
     write_atomically(server / "nodes.json", said.encode(), name="nodes")
+
+
+def key_file(server: Path, u: int) -> Path:
+    """Return the file with the public key of client u."""
+    return server / "keys" / f"client-{u}.pub"
+
+
+def read_keys(server: Path) -> dict[int, str]:
+    """Return client -> its public key, of the clients that may connect."""
+    found = {}
+    for path in (server / "keys").glob("client-*.pub"):
+        number = path.stem.removeprefix("client-")
+        if not number.isdigit():
+            raise ValueError(f"{path} is not named after a client; name it client-0.pub for client 0")
+        found[int(number)] = path.read_text(encoding="utf-8").strip()
+    return dict(sorted(found.items()))
+
+
+def read_registered(server: Path) -> dict[int, str]:
+    """Return client -> the public key under which its node was registered."""
+    path = server / "registered.json"
+    return {int(u): key for u, key in json.loads(path.read_text()).items()} if path.exists() else {}
 
 
 # ---- Flower's own settings and commands -----------------------------------------------------------------

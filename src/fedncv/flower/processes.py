@@ -22,8 +22,11 @@ from fedncv.flower.folder import (
     client_commands,
     client_environment,
     client_watch,
+    key_file,
     reachable,
+    read_keys,
     read_nodes,
+    read_registered,
     read_server_settings,
     server_commands,
     server_environment,
@@ -34,6 +37,7 @@ from fedncv.flower.private import private_folder
 
 KEEPER = str(Path(__file__).with_name("keeper.py"))
 GRACE_SECONDS = 10.0  # for an orderly end; then the group is killed
+DOWN = "down"  # a file of the logs' folder
 CALL_SECONDS = 180.0  # for a single command of Flower's
 
 
@@ -73,17 +77,22 @@ def _register_or_say_why(server: Path) -> None:
 
 
 def register(server: Path, *, seconds: float = CALL_SECONDS) -> None:
-    """Register the clients whose keys are in the server's folder and not registered yet."""
+    """Let Flower know exactly the keys in the server's folder: register new ones, unregister all that are gone."""
     wait_for_port(reachable(read_server_settings(server)), seconds)
-    nodes = read_nodes(server)
-    keys = {int(path.stem.removeprefix("client-")): path for path in (server / "keys").glob("client-*.pub")}
+    keys, nodes = read_keys(server), read_nodes(server)
+    registered = {u: keys[u] for u in nodes if u in keys} | read_registered(server)  # earlier versions noted no keys
+    for u in [u for u in nodes if keys.get(u) != registered.get(u)]:
+        flwr(server, "supernode", "unregister", str(nodes.pop(u)), LINK, seconds=seconds)
+        registered.pop(u, None)
+        write_nodes(server, nodes, registered)
     calls = {
-        u: _start_flwr(server, "supernode", "register", str(keys[u]), LINK) for u in sorted(set(keys) - set(nodes))
+        u: _start_flwr(server, "supernode", "register", str(key_file(server, u)), LINK)
+        for u in sorted(set(keys) - set(nodes))
     }
     try:
         for u, call in calls.items():
-            nodes[u] = int(_answer(call, seconds)["node-id"])
-            write_nodes(server, nodes)
+            nodes[u], registered[u] = int(_answer(call, seconds)["node-id"]), keys[u]
+            write_nodes(server, nodes, registered)
     finally:
         for call in calls.values():
             call.kill()
@@ -173,6 +182,7 @@ def start(folder: Path, name: str) -> int:
         ],
         setsid=True,
     )
+    (logs / DOWN).unlink(missing_ok=True)
     (logs / f"{name}.pid").write_text(json.dumps({"pid": pid, "began": _began(pid)}))
     return pid
 
@@ -198,12 +208,20 @@ def group(folder: Path, name: str) -> int | None:
     return pid if began is None or said["began"] is None or began == said["began"] else None
 
 
+def keeper_lives(folder: Path, name: str) -> bool:
+    """Return whether the keeper itself runs, not only processes that it started."""
+    pid = group(folder, name)
+    return pid is not None and _began(pid) is not None
+
+
 def up(folder: Path, *, seconds: float = 180.0) -> list[int]:
     """Start what is not running, and wait until all clients are connected; return the connected clients."""
     deadline = time.monotonic() + seconds
-    server, expected = folder / "server", [int(name) for name in names(folder)[1:]]
-    for name in names(folder):
-        if group(folder, name) is None:
+    keys = read_keys(folder / "server")
+    server, expected = folder / "server", [int(name) for name in names(folder)[1:] if int(name) in keys]
+    for name in ("server", *map(str, expected)):
+        if not keeper_lives(folder, name):
+            end(folder, name)  # what a killed keeper has left
             start(folder, name)
         if name == "server":
             register(server, seconds=seconds)
@@ -219,13 +237,27 @@ def up(folder: Path, *, seconds: float = 180.0) -> list[int]:
 
 def down(folder: Path) -> list[str]:
     """End everything that was started here, clients first; return the names of what was running."""
+    mark_down(folder)
     running = {name: pid for name in reversed(names(folder)) if (pid := group(folder, name)) is not None}
     for name, pid in running.items():
         if name != "server":  # clients sign off at the server
             _signal(os.kill, pid, signal.SIGTERM)
     for name in running:
         end(folder, name)
+    for path in (folder / "logs").glob("*.pid"):
+        path.unlink()
     return list(running)
+
+
+def mark_down(folder: Path) -> None:
+    """Note that the federation was stopped on purpose, so that a waiting `run` ends."""
+    if (folder / "logs").is_dir():
+        (folder / "logs" / DOWN).touch()
+
+
+def is_down(folder: Path) -> bool:
+    """Return whether the federation was stopped on this machine, and not started since."""
+    return (folder / "logs" / DOWN).exists()
 
 
 def end(folder: Path, name: str, *, how: signal.Signals = signal.SIGTERM) -> None:
@@ -234,7 +266,8 @@ def end(folder: Path, name: str, *, how: signal.Signals = signal.SIGTERM) -> Non
     if pid is None:
         return
     if how is signal.SIGTERM:
-        _signal(os.kill, pid, how)  # the keeper ends its child, which signs off at the server
+        # the keeper ends its children, which sign off at the server; without a keeper they get the signal themselves
+        _signal(os.kill if keeper_lives(folder, name) else os.killpg, pid, how)
         deadline = time.monotonic() + GRACE_SECONDS
         while group(folder, name) is not None and time.monotonic() < deadline:
             _reap(pid)
@@ -258,8 +291,9 @@ def _reap(pid: int) -> None:
 
 
 def _began(pid: int) -> int | None:
-    """Return the start time of the process, in the kernel's ticks; None if unknown."""
+    """Return the start time of the process, in the kernel's ticks; None if it has ended."""
     try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return None if words[0] in "ZX" else int(words[19])
     except (OSError, IndexError, ValueError):
         return None

@@ -31,8 +31,9 @@ def main(grid: Grid, context: Context) -> None:
     run_folder = folder / "runs" / str(context.run_config["name"])
     log_to(run_folder / "log.txt")
     rules = read_rules(folder / "rules.toml", reveals=tuple(find_method(config.method).reveals))
+    nodes = {u: node for u, node in read_nodes(folder).items() if u < config.clients}  # others were added later
     with only_one(run_folder):
-        serve(grid, run_folder, config, read_form(folder), read_nodes(folder), rules)
+        serve(grid, run_folder, config, read_form(folder), nodes, rules)
 
 
 def log_to(path: Path) -> None:
