@@ -14,11 +14,13 @@ from shlex import quote
 
 from fedncv import store
 from fedncv.config import CUSTOM, RunConfig, write_toml
-from fedncv.flower.folder import LINK, read_server_settings
+from fedncv.flower.folder import LINK, read_keys, read_server_settings
 from fedncv.flower.halves import check
-from fedncv.flower.processes import flwr
+from fedncv.flower.processes import flwr, is_down
 from fedncv.results import Run, is_run, read_run
+from fedncv.store import write_atomically
 
+NUMBER, STOPPED = "flower-run", "stopped"  # files beside the app: Flower's number of the run; it was stopped
 LOOK_SECONDS = 2.0
 STUCK_SECONDS = 30.0  # without a new round, before we ask Flower if the run is alive
 
@@ -56,6 +58,12 @@ def create(folder: Path, name: str, config: RunConfig) -> Path:
         raise ValueError(
             f"the run is for {config.clients} clients, but {folder} has {clients}; use --clients {clients}"
         )
+    without = sorted(set(range(clients)) - set(read_keys(server)))
+    if without:
+        raise ValueError(
+            f"clients {without} of {folder} have no key: they were revoked; give them new ones with "
+            f"`fedncv federation rotate {quote(str(folder))} --client {without[0]}`"
+        )
     if not name or not all(c.isalnum() or c in "._-" for c in name) or name.startswith("."):
         raise ValueError(f"{name!r} is not a valid name of a run; use letters, digits and . _ -")
     run_folder = server / "runs" / name
@@ -85,7 +93,55 @@ def app_folder(folder: Path, name: str) -> Path:
 
 def submit(folder: Path, name: str) -> int:
     """Submit the run to Flower; return Flower's number for it."""
-    return int(flwr(folder / "server", "run", str(app_folder(folder, name)), LINK)["run-id"])
+    place = app_folder(folder, name)
+    (place / STOPPED).unlink(missing_ok=True)
+    number = int(flwr(folder / "server", "run", str(place), LINK)["run-id"])
+    write_atomically(place / NUMBER, str(number).encode(), name="number")
+    return number
+
+
+def stop(folder: Path, name: str) -> Run:
+    """Stop a run, and whoever waits for it in ``follow``; return its state. It can be resumed."""
+    run_folder, place = folder / "server" / "runs" / name, app_folder(folder, name)
+    _check_run(run_folder, name)
+    run = read_run(run_folder)
+    if run.status == "finished":
+        raise ValueError(f"the run {name!r} has finished its {run.rounds} rounds; there is nothing to stop")
+    (place / STOPPED).touch()
+    if (place / NUMBER).exists():
+        number = int((place / NUMBER).read_bytes())
+        if lives(folder, number)[0]:
+            flwr(folder / "server", "stop", str(number), LINK)
+    return read_run(run_folder)
+
+
+def _check_run(run_folder: Path, name: str) -> None:
+    if not is_run(run_folder):
+        raise ValueError(f"there is no run {name!r} in {run_folder.parent}; start one with `fedncv federation run`")
+
+
+def _in_progress(folder: Path, name: str) -> int | None:
+    """Return Flower's number of the run if Flower still works on it: nobody waits for it, and it was not stopped."""
+    place = app_folder(folder, name)
+    if (place / STOPPED).exists() or not (place / NUMBER).exists():
+        return None
+    number = int((place / NUMBER).read_bytes())
+    try:
+        return number if lives(folder, number)[0] else None
+    except ValueError:  # Flower does not know the number: its database is another one
+        return None
+
+
+def _raise_if_stopped(folder: Path, name: str, seen: int) -> None:
+    """Raise ValueError if the run, or the whole federation, was stopped by a command."""
+    resume = f"`fedncv federation resume {quote(str(folder))} --name {quote(name)}`"
+    if (app_folder(folder, name) / STOPPED).exists():
+        raise ValueError(f"run {name} was stopped at round {seen}; continue with {resume}")
+    if is_down(folder):
+        raise ValueError(
+            f"run {name} is at round {seen}, and the federation was stopped by `fedncv federation down`; start it with "
+            f"`fedncv federation up {quote(str(folder))}`, then continue with {resume}"
+        )
 
 
 def lives(folder: Path, number: int) -> tuple[bool, str]:
@@ -108,15 +164,14 @@ def follow(
     ``submitted`` is Flower's number of a run in progress.
     """
     run_folder = folder / "server" / "runs" / name
-    if not is_run(run_folder):
-        raise ValueError(f"there is no run {name!r} in {run_folder.parent}; start one with `fedncv federation run`")
+    _check_run(run_folder, name)
     deadline = time.monotonic() + seconds
     seen, why = read_run(run_folder).rounds, ""
     for _ in range(restarts + 1):
         run = read_run(run_folder)
         if run.status == "finished":
             return run
-        number = submit(folder, name) if submitted is None else submitted
+        number = submitted or _in_progress(folder, name) or submit(folder, name)
         submitted = None
         looked = time.monotonic()
         while time.monotonic() < deadline:
@@ -128,6 +183,7 @@ def follow(
                     on_round(seen)
             if run.status == "finished":
                 return run
+            _raise_if_stopped(folder, name, seen)
             if time.monotonic() - looked > STUCK_SECONDS:
                 looked = time.monotonic()
                 try:

@@ -209,12 +209,13 @@ def _home(place: Path) -> Path:
 def server_environment(server: Path) -> dict[str, str]:
     home = _home(server)
     settings = read_server_settings(server)
-    (home / "config.toml").write_text(
+    text = (
         f'[superlink]\ndefault = "{LINK}"\n\n[superlink.{LINK}]\n'
         f'address = "{reachable(settings)}"\nroot-certificates = {json.dumps(str((server / "ca.crt").absolute()))}\n'
-        "insecure = false\n",
-        encoding="utf-8",
+        "insecure = false\n"
     )
+    with private_files():
+        (home / "config.toml").write_text(text, encoding="utf-8")
     return environment(home, **{SERVER_VARIABLE: str(server.absolute())})
 
 

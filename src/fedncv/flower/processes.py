@@ -50,6 +50,7 @@ def keep_server(server: Path) -> int:
     private_folder(server)
     environment = server_environment(server)
     _check_files(server, "server.key", "server.crt", "ca.crt")
+    (server.parent / "logs" / DOWN).unlink(missing_ok=True)
     Thread(target=_register_or_say_why, args=(server,), daemon=True).start()
     return keep(server_commands(server), environment)
 
@@ -80,8 +81,11 @@ def register(server: Path, *, seconds: float = CALL_SECONDS) -> None:
     """Let Flower know exactly the keys in the server's folder: register new ones, unregister all that are gone."""
     wait_for_port(reachable(read_server_settings(server)), seconds)
     keys, nodes = read_keys(server), read_nodes(server)
-    registered = {u: keys[u] for u in nodes if u in keys} | read_registered(server)  # earlier versions noted no keys
-    for u in [u for u in nodes if keys.get(u) != registered.get(u)]:
+    known = read_registered(server)
+    registered = {u: keys[u] for u in nodes if u in keys} | known  # earlier versions noted no keys
+    if registered != known:
+        write_nodes(server, nodes, registered)
+    for u in [u for u in nodes if u not in keys or keys[u] != registered[u]]:
         flwr(server, "supernode", "unregister", str(nodes.pop(u)), LINK, seconds=seconds)
         registered.pop(u, None)
         write_nodes(server, nodes, registered)
@@ -155,6 +159,16 @@ def online(server: Path, *, seconds: float = CALL_SECONDS) -> list[int]:
     nodes = flwr(server, "supernode", "list", LINK, seconds=seconds)["nodes"]
     there = {int(node["node-id"]) for node in nodes if node["status"] == "online"}
     return sorted(u for u, node in read_nodes(server).items() if node in there)
+
+
+def contacts(server: Path) -> dict[int, tuple[str, float]]:
+    """Return client -> the address of its last request that the gate let through, and when: seconds since 1970."""
+    path = server / "flower" / "contacts.json"
+    try:
+        said = json.loads(path.read_bytes())
+        return {int(u): (str(last["address"]), float(last["time"])) for u, last in said.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}  # no client has come yet
 
 
 # ---- a federation on this machine -----------------------------------------------------------------------
