@@ -6,7 +6,13 @@ import threading
 
 
 class Proxy:
-    """Forwards a port of its own to ``target``. ``fault``: None, "close", "flip" or "silent"."""
+    """Forwards a port of its own to ``target``. ``fault`` is None, or
+
+    close     accept connections, and close them
+    flip      change a bit of every piece
+    silent    swallow all bytes
+    answers   let requests through, and cut the connection instead of the answer
+    """
 
     def __init__(self, target):
         self.target, self.fault, self.damaged = target, None, 0
@@ -46,8 +52,8 @@ class Proxy:
             inner_reader, inner_writer = await asyncio.open_connection(*self.target)
             writers.append(inner_writer)
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._pump(reader, inner_writer))
-                group.create_task(self._pump(inner_reader, writer))
+                group.create_task(self._pump(reader, inner_writer, answers=False))
+                group.create_task(self._pump(inner_reader, writer, answers=True))
         except (OSError, ExceptionGroup, asyncio.CancelledError):
             pass
         finally:
@@ -55,8 +61,13 @@ class Proxy:
             for each in writers:
                 each.transport.abort()
 
-    async def _pump(self, reader, writer):
+    async def _pump(self, reader, writer, *, answers):
+        pieces = 0  # the first two of a server are the handshake and the tickets of TLS 1.3
         while piece := await reader.read(2**16):
+            pieces += 1
+            if answers and self.fault == "answers" and pieces > 2:
+                self.damaged += 1
+                raise ConnectionError
             if self.fault == "close":
                 self.damaged += 1
                 raise ConnectionError

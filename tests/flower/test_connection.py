@@ -35,7 +35,7 @@ def federation(live):
     made.proxy.stop()
 
 
-@pytest.mark.parametrize("fault", ["close", "flip", "silent"])
+@pytest.mark.parametrize("fault", ["close", "flip", "silent", "answers"])
 @pytest.mark.parametrize("during", ["training", "push"])
 def test_eight_bad_seconds_in_mid_round_change_no_bit(fault, during, federation, tools):
     name = f"{fault}-{during}"

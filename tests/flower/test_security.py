@@ -6,12 +6,14 @@ import os
 import signal
 import ssl
 import subprocess
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedncv[flower]'")
 
 import httpx
+from flwr.proto.runtime_pb2 import AcquireTaskRequest
 
 from fedncv.flower import certificates, processes
 from fedncv.flower import folder as folders
@@ -102,10 +104,39 @@ def test_nobody_starts_a_run_from_outside(federation, stranger):
         assert client.post(outside + "/v1/fleet/push-object", content=bytes(17 * 2**20)).status_code == 413
 
 
+def test_another_user_of_a_machine_gets_no_task_and_sees_no_token(federation):
+    """Over the loopback interface, of the server and of a client; and in the list of processes."""
+    trusted = ssl.create_default_context(cafile=federation.folder / "server" / "ca.crt")
+    server = folders.reachable(folders.read_server_settings(federation.folder / "server"))
+    port = folders.read_client_settings(federation.folder / "clients" / "0").port
+    ask = AcquireTaskRequest(supported_task_types=["flwr-clientapp", "flwr-serverapp"]).SerializeToString()
+    headers = {"content-type": "application/protobuf", "accept": "application/protobuf"}
+    with httpx.Client(verify=trusted, trust_env=False) as client:
+        for place in (f"https://{server}", f"http://127.0.0.1:{port}"):
+            reply = client.post(f"{place}/v1/runtime/acquire-task", content=ask, headers=headers)
+            assert reply.status_code in (401, 403), reply.text
+    federation.begin("tokens", rounds=1, epochs=20)
+    number = federation.submit("tokens")
+    federation.wait(lambda: federation.training("tokens", client=0, round=1))
+    lines = command_lines()
+    assert any(b"--token-file" in words for words in lines)
+    assert not any(b"--token" in words for words in lines)
+    federation.finish("tokens", submitted=number)
+    assert not list(federation.folder.rglob("token-*"))
+
+
+def command_lines():
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has ended
+            found.append(path.read_bytes().split(b"\0"))
+    return found
+
+
 def test_secrets_can_be_read_by_their_owner_only(federation):
     secrets = [*federation.folder.rglob("*.key")]
     assert len(secrets) == 4
-    assert all(path.stat().st_mode & 0o077 == 0 for path in secrets)
+    assert [path for path in federation.folder.rglob("*") if path.stat().st_mode & 0o077] == []
 
 
 def test_the_server_s_part_holds_no_sample_and_a_client_s_part_nobody_else_s_key(federation):
