@@ -19,7 +19,7 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_messa
 from flwr.supernode.cli.flower_supernode import load_ssh_private_key
 
 from fedncv.flower import certificates, gate
-from fedncv.flower.admission import Admission, Room
+from fedncv.flower.admission import Admission, RefusedError, Room
 from fedncv.flower.gate import CONNECTIONS, LARGEST, ONCE, PER_ADDRESS, Answer, Gate, inside, listen, run
 
 ORDER = int(  # of the group of P-384
@@ -340,6 +340,19 @@ def test_half_requests_of_a_client_hold_no_more_than_its_share_and_another_clien
     assert (held, room.most, room.held) == (4 * size, 5 * size, 0)
 
 
+def test_clients_together_hold_no_more_than_there_is_room_for():
+    async def go():
+        room = Room(per_key=4, in_total=6, seconds=0.01)
+        async with room.take(0, 4), room.take(1, 2):
+            with pytest.raises(RefusedError, match="too many bytes"):
+                async with room.take(1, 1):
+                    pass
+        async with room.take(1, 4):  # it is free again
+            return room.most
+
+    assert asyncio.run(go()) == 6
+
+
 @pytest.mark.parametrize("part", [b"", b"POST /v1/fl", "body"])
 def test_who_is_slow_is_cut_off(part, tmp_path, keys, monkeypatch):
     for name in ("HEADER_SECONDS", "PIECE_SECONDS"):
@@ -430,33 +443,35 @@ def tls(tmp_path):
     return context, ssl.create_default_context(cafile=tmp_path / "ca.crt")
 
 
-def test_strangers_connections_keep_no_client_out(tmp_path, keys, tls):
-    """More than the gate holds, none of which says a word: the oldest are closed."""
+def test_strangers_connections_keep_no_client_out(tmp_path, keys, tls, monkeypatch):
+    """More than the gate holds, none of which says a word: the oldest are closed, and no client's."""
     context, trusted = tls
+    monkeypatch.setattr(gate, "HANDSHAKE_SECONDS", 600.0)
     assert PER_ADDRESS < CONNECTIONS
 
     async def go():
-        gate = gate_to(tmp_path, Inside())
         sockets = listen("127.0.0.1", 0)
         port = sockets[0].getsockname()[1]
-        serving = asyncio.create_task(run(gate, sockets, context))
-        async with httpx.AsyncClient(verify=trusted, trust_env=False) as client:
-            url = f"https://127.0.0.1:{port}/v1/fleet/pull-messages"
-            first = await client.post(url, headers=signed(keys[0]))
-            silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(PER_ADDRESS + 5)]
-            closed = await asyncio.gather(*(asyncio.wait_for(reader.read(), 20) for reader, _ in silent[:5]))
-            second = await client.post(url, headers=signed(keys[0]))  # over its first connection
-        async with httpx.AsyncClient(verify=trusted, trust_env=False) as client:
-            third = await client.post(url, headers=signed(keys[0]))
-        for _, writer in silent:
-            writer.close()
+        serving = asyncio.create_task(run(gate_to(tmp_path, Inside()), sockets, context))
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusted)
+        writer.write(request(signed(keys[0])))
+        answers = [await answer_to(reader)]
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(PER_ADDRESS + 5)]
+        await asyncio.gather(*(asyncio.wait_for(reader.read(), 20) for reader, _ in silent[:5]))
+        writer.write(request(signed(keys[0])))  # over the connection that is older than all of them
+        answers.append(await answer_to(reader))
+        other, second = await asyncio.open_connection("127.0.0.1", port, ssl=trusted)
+        second.write(request(signed(keys[1])))
+        answers.append(await answer_to(other))
+        for each in (writer, second, *(writer for _, writer in silent)):
+            each.close()
         serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)
         for listening in sockets:
             listening.close()
-        return [reply.status_code for reply in (first, second, third)], closed
+        return answers
 
-    assert asyncio.run(go()) == ([200] * 3, [b""] * 5)
+    assert asyncio.run(go()) == [(200, b"inside")] * 3
 
 
 def test_while_the_server_starts_clients_are_told_to_try_again():

@@ -15,8 +15,11 @@ This package only translates messages: a client runs ``engine.local.train``, the
     private       folders and files that only their owner can read
     folder        the folder that `fedncv federation init` writes
     members       adds, revokes and rotates clients, and renews certificates
-    processes     SuperLink and SuperNodes as processes      keeper     restarts them when they end or get stuck
-    node          Flower's SuperNode on a bad connection     executor   starts its tasks, without tokens in command lines
-    gate          the only access to the server from outside admission  decides whom it lets through
+    processes     SuperLink and SuperNodes as processes
+    keeper        restarts them when they end or get stuck
+    node          Flower's SuperNode, on a bad connection
+    executor      starts Flower's tasks, without tokens in command lines
+    gate          the only access to the server from outside
+    admission     decides whom the gate lets through
     coordinator   starts, resumes and stops runs
 """

@@ -16,6 +16,7 @@ from fedncv import store
 from fedncv.config import CUSTOM, RunConfig, write_toml
 from fedncv.flower.folder import LINK, read_keys, read_server_settings
 from fedncv.flower.halves import check
+from fedncv.flower.private import private_files
 from fedncv.flower.processes import flwr, is_down
 from fedncv.results import Run, is_run, read_run
 from fedncv.store import write_atomically
@@ -49,6 +50,7 @@ study = {study}
 """
 
 
+@private_files()
 def create(folder: Path, name: str, config: RunConfig) -> Path:
     """Create a run without starting it: its folder, and the app that Flower sends to the machines."""
     server = folder / "server"
@@ -91,6 +93,7 @@ def app_folder(folder: Path, name: str) -> Path:
     return folder / "server" / "apps" / name
 
 
+@private_files()
 def submit(folder: Path, name: str) -> int:
     """Submit the run to Flower; return Flower's number for it."""
     place = app_folder(folder, name)
@@ -107,7 +110,7 @@ def stop(folder: Path, name: str) -> Run:
     run = read_run(run_folder)
     if run.status == "finished":
         raise ValueError(f"the run {name!r} has finished its {run.rounds} rounds; there is nothing to stop")
-    (place / STOPPED).touch()
+    (place / STOPPED).touch(mode=0o600)
     if (place / NUMBER).exists():
         number = int((place / NUMBER).read_bytes())
         if lives(folder, number)[0]:

@@ -152,9 +152,10 @@ def read_nodes(server: Path) -> dict[int, int]:
 def write_nodes(server: Path, nodes: dict[int, int], registered: dict[int, str]) -> None:
     """Write client -> its node, and client -> the key under which its node is registered."""
     keys = json.dumps({str(u): registered[u] for u in sorted(registered)}, indent=1)
-    write_atomically(server / "registered.json", keys.encode(), name="registered")
     said = json.dumps({str(u): str(node) for u, node in sorted(nodes.items())}, indent=1)
-    write_atomically(server / "nodes.json", said.encode(), name="nodes")
+    with private_files():
+        write_atomically(server / "registered.json", keys.encode(), name="registered")
+        write_atomically(server / "nodes.json", said.encode(), name="nodes")
 
 
 def key_file(server: Path, u: int) -> Path:

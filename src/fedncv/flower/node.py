@@ -31,6 +31,10 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from fedncv.flower.keeper import touch
 
 ONCE = "fedncv-once"
+REFUSED = (
+    "fedncv: the server refuses the key of this client: it was revoked, or is not registered yet, or this machine's "
+    "clock is wrong by more than 5 minutes"
+)
 HEARTBEAT_CALL = "SendNodeHeartbeat"
 LOST = ("Failed to receive message", "Failed to send message")  # Flower's words for a message that it drops
 
@@ -47,6 +51,8 @@ class Reaching(NodeAuthHttpInterceptor):
             response = super().intercept(context, call_next)
         except httpx.TransportError as error:
             raise _retryable(error) from error
+        if response.status_code == httpx.codes.UNAUTHORIZED:  # Flower ends the node, without a word
+            print(REFUSED, file=sys.stderr, flush=True)
         if response.status_code < 500:  # the gate answers 503 while the server starts
             touch(self.heartbeat if context.rpc_method.endswith(HEARTBEAT_CALL) else self.worker)
         return response

@@ -33,7 +33,7 @@ from fedncv.flower.folder import (
     write_nodes,
 )
 from fedncv.flower.keeper import keep, watch_words
-from fedncv.flower.private import private_folder
+from fedncv.flower.private import private_files, private_folder
 
 KEEPER = str(Path(__file__).with_name("keeper.py"))
 GRACE_SECONDS = 10.0  # for an orderly end; then the group is killed
@@ -197,7 +197,8 @@ def start(folder: Path, name: str) -> int:
         setsid=True,
     )
     (logs / DOWN).unlink(missing_ok=True)
-    (logs / f"{name}.pid").write_text(json.dumps({"pid": pid, "began": _began(pid)}))
+    with private_files():
+        (logs / f"{name}.pid").write_text(json.dumps({"pid": pid, "began": _began(pid)}))
     return pid
 
 
