@@ -16,7 +16,7 @@ import httpx
 from flwr.supercore.retry import make_simple_http_retry_invoker
 from flwr.supernode import fleet_http_connection, start_client_internal
 
-from fedncv.flower import keeper, node
+from fedncv.flower import keeper, node, processes
 from fedncv.flower.gate import ONCE
 from fedncv.flower.keeper import REACHABLE_SECONDS, STALE_SECONDS, Watch, Watcher, main
 
@@ -97,6 +97,31 @@ def test_the_keeper_starts_a_stuck_command_again(tmp_path):
         _, said = process.communicate(timeout=60)
     assert process.returncode == 0
     assert "no contact with 127.0.0.1:1" in said
+
+
+def test_down_ends_a_keeper_of_which_no_file_is_left_and_no_other(tmp_path):
+    ours, other = tmp_path / "trial", tmp_path / "trial-2"
+    child = "import time; print('begins', flush=True); time.sleep(600)"
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-P", processes.KEEPER, sys.executable, "-c", child, f"{folder}/server/ca.crt"],
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        for folder in (ours, other)
+    ]
+    try:
+        for process in started:
+            assert process.stdout.readline() == b"begins\n"
+        assert processes.down(ours) == [f"process group {started[0].pid}"]
+        assert started[1].poll() is None
+        assert processes.down(ours) == []
+    finally:
+        processes.down(other)
+        for process in started:
+            process.stdout.read()  # until the last process of the group has ended
+            process.wait(60)
+            process.stdout.close()
 
 
 def test_words_of_a_watch_are_read_back(monkeypatch):

@@ -180,4 +180,5 @@ def main(words: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    os.closerange(3, 1024)  # files of whoever started this, such as locks
     sys.exit(main(sys.argv[1:]))

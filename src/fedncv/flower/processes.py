@@ -215,9 +215,7 @@ def group(folder: Path, name: str) -> int | None:
         return None
     said = json.loads(path.read_text())
     pid = int(said["pid"])
-    try:
-        os.killpg(pid, 0)
-    except (ProcessLookupError, PermissionError):
+    if not _has_members(pid):
         return None
     began = _began(pid)  # None: the leader has ended, and a group that still has members keeps its number
     return pid if began is None or said["began"] is None or began == said["began"] else None
@@ -261,7 +259,23 @@ def down(folder: Path) -> list[str]:
         end(folder, name)
     for path in (folder / "logs").glob("*.pid"):
         path.unlink()
-    return list(running)
+    strays = _strays(folder)
+    for pid in strays:
+        _end_group(pid, os.kill)
+    return list(running) + [f"process group {pid}" for pid in strays]
+
+
+def _strays(folder: Path) -> list[int]:
+    """Return keepers of this folder that no file names, for example after two `up` at the same time."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has ended
+            words = path.read_bytes().decode(errors="replace").split("\0")
+            pid = int(path.parent.name)
+            ours = KEEPER in words[:4] and any(word.startswith(f"{folder.absolute()}/") for word in words)
+            if ours and os.getpgid(pid) == pid:
+                found.append(pid)
+    return found
 
 
 def mark_down(folder: Path) -> None:
@@ -280,18 +294,35 @@ def end(folder: Path, name: str, *, how: signal.Signals = signal.SIGTERM) -> Non
     pid = group(folder, name)
     if pid is None:
         return
-    if how is signal.SIGTERM:
-        # the keeper ends its children, which sign off at the server; without a keeper they get the signal themselves
-        _signal(os.kill if keeper_lives(folder, name) else os.killpg, pid, how)
-        deadline = time.monotonic() + GRACE_SECONDS
-        while group(folder, name) is not None and time.monotonic() < deadline:
-            _reap(pid)
-            time.sleep(0.1)
+    lives = keeper_lives(folder, name)
+    _end_group(pid, None if how is not signal.SIGTERM else os.kill if lives else os.killpg)
+
+
+def _end_group(pid: int, ask: Callable[[int, int], None] | None) -> None:
+    """End a process group: ask its keeper, or all its processes, with SIGTERM; then with SIGKILL.
+
+    A keeper ends its children, which sign off at the server. Without a keeper they get the signal themselves.
+    """
+    if ask is not None:
+        _signal(ask, pid, signal.SIGTERM)
+        _wait_for_end(pid)
     _signal(os.killpg, pid, signal.SIGKILL)
+    _wait_for_end(pid)
+
+
+def _wait_for_end(pid: int) -> None:
     deadline = time.monotonic() + GRACE_SECONDS
-    while group(folder, name) is not None and time.monotonic() < deadline:
+    while _has_members(pid) and time.monotonic() < deadline:
         _reap(pid)
         time.sleep(0.05)
+
+
+def _has_members(pid: int) -> bool:
+    try:
+        os.killpg(pid, 0)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
 
 
 def _signal(send: Callable[[int, int], None], pid: int, number: signal.Signals) -> None:
