@@ -173,4 +173,5 @@ def test_a_client_out_of_disk_is_absent_until_there_is_room(federation, tools):
     absent = assert_as_counted(federation, tools, "full", **changes)
     assert absent == {1: [], 2: [2], 3: []}
     log = (federation.folder / "server" / "runs" / "full" / "log.txt").read_text()
-    assert "No space left on device" in log
+    assert "disk-full: no space left on the client's disk" in log
+    assert str(federation.folder) not in log

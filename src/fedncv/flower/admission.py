@@ -71,7 +71,7 @@ class Admission:
                 raise ValueError("too old or too new")
             key.verify(signature, signed, ec.ECDSA(hashes.SHA256()))
             first, _ = decode_dss_signature(signature)  # a signature (r, s) is also valid as (r, -s)
-        except (KeyError, ValueError, OverflowError, InvalidSignature):
+        except (KeyError, ValueError, OverflowError, OSError, InvalidSignature):
             raise RefusedError(401, "no valid signature of a registered client") from None
         self._note_signature(client, first, now)
         self._note_address(client, _network(address), now, time)
@@ -94,10 +94,8 @@ class Admission:
 
     def _note_signature(self, client: int, signature: int, now: float) -> None:
         used = self._used.setdefault(client, {})
-        for old, at in list(used.items()):  # in order of time
-            if now - at < OLDEST_SECONDS - NEWEST_SECONDS:
-                break
-            del used[old]
+        while used and now - next(iter(used.values())) >= OLDEST_SECONDS - NEWEST_SECONDS:  # they are in order of time
+            del used[next(iter(used))]
         if signature in used:
             raise RefusedError(403, "a signature that was used before")
         if len(used) >= SIGNATURES:

@@ -4,6 +4,8 @@ Flower forgets a run when its server dies. A run of fedncv is its folder (config
 gets the request to resume this folder, as often as necessary.
 """
 
+import contextlib
+import fcntl
 import json
 import secrets
 import time
@@ -23,6 +25,7 @@ from fedncv.store import write_atomically
 
 NUMBER, STOPPED = "flower-run", "stopped"  # files beside the app: Flower's number of the run; it was stopped
 LOOK_SECONDS = 2.0
+STOP_SECONDS = 60.0
 STUCK_SECONDS = 30.0  # without a new round, before we ask Flower if the run is alive
 
 PYPROJECT = """\
@@ -115,7 +118,18 @@ def stop(folder: Path, name: str) -> Run:
         number = int((place / NUMBER).read_bytes())
         if lives(folder, number)[0]:
             flwr(folder / "server", "stop", str(number), LINK)
+    _wait_until_free(run_folder / "lock")
     return read_run(run_folder)
+
+
+def _wait_until_free(lock: Path) -> None:
+    """Wait until no ServerApp holds the run: one that was stopped notices it at its next request."""
+    deadline = time.monotonic() + STOP_SECONDS
+    while lock.exists() and time.monotonic() < deadline:
+        with lock.open() as file, contextlib.suppress(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        time.sleep(0.1)
 
 
 def _check_run(run_folder: Path, name: str) -> None:

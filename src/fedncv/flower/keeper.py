@@ -12,6 +12,7 @@ While the server cannot be reached, they are left alone: a restart would only lo
 It imports only the standard library, so that it starts fast and stays small.
 """
 
+import contextlib
 import os
 import signal
 import socket
@@ -62,8 +63,9 @@ class Watcher:
 
 
 def touch(path: Path) -> None:
-    """Set the file's time to now."""
-    path.touch(mode=0o600)
+    """Set the file's time to now. A full disk does not end the caller."""
+    with contextlib.suppress(OSError):
+        path.touch(mode=0o600)
 
 
 def _time_of(name: str) -> int:
