@@ -4,8 +4,11 @@ import asyncio
 import base64
 import contextlib
 import datetime
+import os
+import shutil
 import ssl
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,10 +19,11 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_messa
 from flwr.supernode.cli.flower_supernode import load_ssh_private_key
 
 from fedncv.cli import main
+from fedncv.cli.federation import status
 from fedncv.config import RunConfig
 from fedncv.flower import certificates, coordinator, members, processes
 from fedncv.flower import folder as folders
-from fedncv.flower.admission import Admission, RefusedError
+from fedncv.flower.admission import Admission, Last, RefusedError
 
 
 @pytest.fixture
@@ -233,3 +237,48 @@ def test_status_warns_of_certificates_that_expire(trial, monkeypatch, capsys):
     members.renew(trial)
     assert main(["federation", "status", str(trial)]) == 0
     assert "the certificates expire in 10 days; renew them" in capsys.readouterr().out
+
+
+# ---- status -----------------------------------------------------------------------------------------------
+
+NOW = 1.8e9
+
+
+@pytest.fixture
+def frozen(monkeypatch):
+    """The clock of `status` stands still."""
+    monkeypatch.setattr(status, "time", SimpleNamespace(time=lambda: NOW))
+
+
+@pytest.mark.parametrize(("ago", "said"), [(3, "connected"), (100, "silent")])
+def test_status_believes_the_gate_and_not_flower_alone(ago, said, trial, frozen, monkeypatch, capsys):
+    """Flower counts both clients as online; the gate has heard of client 0 only, and ``ago`` seconds ago."""
+    monkeypatch.setattr(processes, "online", lambda *_, **__: [0, 1])
+    admission = Admission(trial / "server" / "keys")
+    admission.last[0] = Last("192.0.2.7", 0.0, NOW - ago)
+    (trial / "server" / "flower").mkdir()
+    admission.write_contacts(trial / "server" / "flower" / "contacts.json")
+    shutil.rmtree(trial / "clients" / "0")  # it is on another machine
+    assert main(["federation", "status", str(trial)]) == 0
+    _, first, second, *_ = capsys.readouterr().out.splitlines()
+    assert first.split()[2] == said
+    assert f"on another machine (192.0.2.7), last contact {ago} s ago" in first
+    assert second.split()[2] == "silent"
+    assert "not started here, no contact yet" in second
+
+
+def test_status_on_a_client_s_machine_says_when_it_last_reached_the_server(trial, frozen, capsys):
+    part = trial / "clients" / "0"
+
+    def said():
+        assert main(["federation", "status", str(part)]) == 0
+        return capsys.readouterr().out
+
+    assert "client 0    no contact with fed.example.org:8443, no contact yet" in said()
+    folders.client_environment(part)
+    for name, ago in ((folders.HEARTBEAT, 70), (folders.WORKER, 20)):
+        (part / "flower" / name).touch()
+        os.utime(part / "flower" / name, (NOW - ago,) * 2)
+    assert "client 0    in contact with fed.example.org:8443, last contact 20 s ago" in said()
+    os.utime(part / "flower" / folders.WORKER, (NOW - 60,) * 2)
+    assert "client 0    no contact with fed.example.org:8443, last contact 60 s ago" in said()
