@@ -121,19 +121,24 @@ class HandMade:
 
 
 @pytest.fixture
-def by_hand(tmp_path, monkeypatch):
-    """config, spoil, rules -> (state of the server, grid), without processes."""
+def as_a_task(monkeypatch):
+    """As in a process that Flower has started: messages can be made."""
     from flwr.supercore.task_identity import TaskIdentity
 
+    monkeypatch.setattr(TaskIdentity, "_run_id", 1)
+    monkeypatch.setattr(TaskIdentity, "_task_id", 1)
+    monkeypatch.setattr(TaskIdentity, "_node_id", 1)
+
+
+@pytest.fixture
+def by_hand(tmp_path, monkeypatch, as_a_task):
+    """config, spoil, rules -> (state of the server, grid), without processes."""
     from fedncv import store
     from fedncv.config import write_toml
     from fedncv.flower import asking, server
     from fedncv.flower import folder as folders
     from fedncv.flower.rules import Rules
 
-    monkeypatch.setattr(TaskIdentity, "_run_id", 1)  # as in a process that Flower has started
-    monkeypatch.setattr(TaskIdentity, "_task_id", 1)
-    monkeypatch.setattr(TaskIdentity, "_node_id", 1)
     monkeypatch.setattr(asking, "POLL_SECONDS", 0.0)
     monkeypatch.setattr(asking, "RETRY_SECONDS", 0.0)
 
@@ -246,16 +251,22 @@ class Live:
         return "\n".join(f"== {p}\n{p.read_text()[-3000:]}" for p in sorted((self.folder / "logs").glob("*.log")))
 
     def left(self):
-        """Command lines of processes that still mention the folder."""
-        found = []
+        """Process id -> command line, of processes that still mention the folder."""
+        found = {}
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             try:
                 line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
             except OSError:
                 continue
             if str(self.folder) in line and int(path.parent.name) != os.getpid():
-                found.append(line)
+                found[int(path.parent.name)] = line
         return found
+
+    def node(self, client):
+        """The process id of a client's Flower node; None while there is none."""
+        part = f"-m fedncv.flower.node {self.folder}/clients/{client}/"
+        found = [pid for pid, line in self.left().items() if part in line and "keeper.py" not in line]
+        return found[0] if found else None
 
 
 @pytest.fixture(scope="module")
@@ -282,4 +293,4 @@ def live(tmp_path_factory):
         deadline = time.monotonic() + 15
         while federation.left() and time.monotonic() < deadline:
             time.sleep(0.2)
-        assert federation.left() == []
+        assert federation.left() == {}

@@ -1,9 +1,11 @@
 """fedncv federation as a person meets it: a folder, one line for a mistake, and up, status, down."""
 
+import io
 import re
 import subprocess
 import sys
 from dataclasses import fields, replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,8 +13,9 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedncv
 
 from fedncv.cli import main
 from fedncv.cli.federation import ACTIONS
+from fedncv.cli.federation.run import follow
 from fedncv.config import RunConfig
-from fedncv.flower import processes
+from fedncv.flower import coordinator, processes
 from fedncv.flower.halves import NOT_HERE, check
 
 
@@ -123,6 +126,33 @@ def test_a_part_that_is_not_complete_is_not_started(action, part, file, tmp_path
     (tmp_path / "trial" / part / file).unlink()
     assert main(["federation", action, str(tmp_path / "trial" / part)]) == 2
     assert f"there is no {tmp_path / 'trial' / part / file}; copy the whole folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("typed", "stopped"), [("y\n", True), ("\n", False), ("no\n", False), ("", False)])
+def test_ctrl_c_on_a_terminal_offers_to_stop_the_run(typed, stopped, tmp_path, monkeypatch, capsys):
+    calls = []
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    def stop(*arguments):
+        calls.append(arguments)
+        return SimpleNamespace(folder=tmp_path, rounds=1, config=SimpleNamespace(rounds=3))
+
+    def wait(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(coordinator, "follow", wait)
+    monkeypatch.setattr(coordinator, "stop", stop)
+    monkeypatch.setattr(sys, "stdin", Terminal(typed))
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert follow(tmp_path, "first", 1.0) == 130
+    assert calls == ([(tmp_path, "first")] if stopped else [])
+    said = capsys.readouterr().err
+    assert "Stop the run 'first'? Otherwise it goes on. [y/N]" in said
+    assert ("stopped after round 1 of 3" in said) == stopped
+    assert (f"fedncv federation stop {tmp_path} --name first" in said) != stopped
 
 
 @pytest.mark.slow

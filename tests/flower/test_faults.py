@@ -196,3 +196,4 @@ def test_a_client_out_of_disk_is_absent_until_there_is_room(federation, tools):
     assert absent == {1: [], 2: [2], 3: []}
     log = (federation.folder / "server" / "runs" / "full" / "log.txt").read_text()
     assert "No space left on device" in log
+    assert str(federation.folder) not in log

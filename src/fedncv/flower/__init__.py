@@ -10,9 +10,16 @@ This package only translates messages: a client runs ``engine.local.train``, the
     rules         limits of the server: time, sizes, norms
     client        a client's replies          client_app   the Flower ClientApp around them
     server        the server's rounds         server_app   the Flower ServerApp around them
+    errors        what the server is told of a failure at a client
     certificates  TLS certificates and node keys
+    private       folders and files that only their owner can read
     folder        the folder that `fedncv federation init` writes
-    processes     SuperLink and SuperNodes as processes      keeper   restarts them when they end
+    members       adds, revokes and rotates clients, and renews certificates
+    processes     SuperLink and SuperNodes as processes
+    keeper        restarts them when they end or get stuck
+    node          Flower's SuperNode, on a bad connection
+    executor      starts Flower's tasks, without tokens in command lines
     gate          the only access to the server from outside
-    coordinator   starts and resumes runs
+    admission     decides whom the gate lets through
+    coordinator   starts, resumes and stops runs
 """

@@ -99,9 +99,10 @@ def train_round(client: Client, request: Message) -> Message:
     asked = content[ASK]
     if not isinstance(asked, ConfigRecord):
         raise WireError(f"{what}: record {ASK!r} is a {type(asked).__name__}")
-    check_constants(problem, asked.pop("constants", 0.0))
-    mark, keep = asked.pop(DATA, None), _rounds(asked.pop(KEEP, None))
-    round, counted, rollbacks, held = whole_numbers(content, "round", "counted", "rollbacks", SAMPLES, what=what)
+    check_constants(problem, asked.get("constants", 0.0))
+    mark, keep = asked.get(DATA), _rounds(asked.get(KEEP))
+    numbers = "round", "counted", "rollbacks", SAMPLES
+    round, counted, rollbacks, held = whole_numbers(content, *numbers, beside=["constants", DATA, KEEP], what=what)
     if not 1 <= round <= problem.config.rounds:
         raise WireError(f"the server asks for round {round} of {problem.config.rounds}")
     if mark != handshake.data_mark(client.folder, client.run):

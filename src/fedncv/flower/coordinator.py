@@ -4,6 +4,8 @@ Flower forgets a run when its server dies. A run of fedncv is its folder (config
 gets the request to resume this folder, as often as necessary.
 """
 
+import contextlib
+import fcntl
 import json
 import secrets
 import time
@@ -15,14 +17,18 @@ from shlex import quote
 from fedncv import store
 from fedncv.config import CUSTOM, RunConfig, write_toml
 from fedncv.flower import checkpoints, joining
-from fedncv.flower.folder import LINK, read_server_settings
+from fedncv.flower.folder import LINK, read_keys, read_server_settings
 from fedncv.flower.halves import check
-from fedncv.flower.processes import flwr
+from fedncv.flower.private import private_files
+from fedncv.flower.processes import flwr, is_down
 from fedncv.flower.serving import only_one
 from fedncv.results import Run, is_run, read_run
+from fedncv.store import write_atomically
 
 LOG = "log.txt"  # of a run: rejections, failures, and why it stopped
+NUMBER, STOPPED = "flower-run", "stopped"  # files beside the app: Flower's number of the run; it was stopped
 LOOK_SECONDS = 2.0
+STOP_SECONDS = 60.0
 STUCK_SECONDS = 30.0  # without a new round, before we ask Flower if the run is alive
 
 PYPROJECT = """\
@@ -50,6 +56,7 @@ study = {study}
 """
 
 
+@private_files()
 def create(folder: Path, name: str, config: RunConfig) -> Path:
     """Create a run without starting it: its folder, and the app that Flower sends to the machines."""
     server = folder / "server"
@@ -58,6 +65,12 @@ def create(folder: Path, name: str, config: RunConfig) -> Path:
     if config.clients != clients:
         raise ValueError(
             f"the run is for {config.clients} clients, but {folder} has {clients}; use --clients {clients}"
+        )
+    without = sorted(set(range(clients)) - set(read_keys(server)))
+    if without:
+        raise ValueError(
+            f"clients {without} of {folder} have no key: they were revoked; give them new ones with "
+            f"`fedncv federation rotate {quote(str(folder))} --client {without[0]}`"
         )
     if not name or not all(c.isalnum() or c in "._-" for c in name) or name.startswith("."):
         raise ValueError(f"{name!r} is not a valid name of a run; use letters, digits and . _ -")
@@ -86,9 +99,63 @@ def app_folder(folder: Path, name: str) -> Path:
     return folder / "server" / "apps" / name
 
 
+@private_files()
 def submit(folder: Path, name: str) -> int:
     """Submit the run to Flower; return Flower's number for it."""
-    return int(flwr(folder / "server", "run", str(app_folder(folder, name)), LINK)["run-id"])
+    place = app_folder(folder, name)
+    (place / STOPPED).unlink(missing_ok=True)
+    number = int(flwr(folder / "server", "run", str(place), LINK)["run-id"])
+    write_atomically(place / NUMBER, str(number).encode(), name="number")
+    return number
+
+
+def stop(folder: Path, name: str) -> Run:
+    """Stop a run, and whoever waits for it in ``follow``; return its state. It can be resumed."""
+    run_folder, place = _run_folder(folder, name), app_folder(folder, name)
+    run = read_run(run_folder)
+    if run.status == "finished":
+        raise ValueError(f"the run {name!r} has finished its {run.rounds} rounds; there is nothing to stop")
+    (place / STOPPED).touch(mode=0o600)
+    if (place / NUMBER).exists():
+        number = int((place / NUMBER).read_bytes())
+        if lives(folder, number)[0]:
+            flwr(folder / "server", "stop", str(number), LINK)
+    _wait_until_free(run_folder / "lock")
+    return read_run(run_folder)
+
+
+def _wait_until_free(lock: Path) -> None:
+    """Wait until no ServerApp holds the run: one that was stopped notices it at its next request."""
+    deadline = time.monotonic() + STOP_SECONDS
+    while lock.exists() and time.monotonic() < deadline:
+        with lock.open() as file, contextlib.suppress(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        time.sleep(0.1)
+
+
+def _in_progress(folder: Path, name: str) -> int | None:
+    """Return Flower's number of the run if Flower still works on it: nobody waits for it, and it was not stopped."""
+    place = app_folder(folder, name)
+    if (place / STOPPED).exists() or not (place / NUMBER).exists():
+        return None
+    number = int((place / NUMBER).read_bytes())
+    try:
+        return number if lives(folder, number)[0] else None
+    except ValueError:  # Flower does not know the number: its database is another one
+        return None
+
+
+def _raise_if_stopped(folder: Path, name: str, seen: int) -> None:
+    """Raise ValueError if the run, or the whole federation, was stopped by a command."""
+    resume = f"`fedncv federation resume {quote(str(folder))} --name {quote(name)}`"
+    if (app_folder(folder, name) / STOPPED).exists():
+        raise ValueError(f"run {name} was stopped at round {seen}; continue with {resume}")
+    if is_down(folder):
+        raise ValueError(
+            f"run {name} is at round {seen}, and the federation was stopped by `fedncv federation down`; start it with "
+            f"`fedncv federation up {quote(str(folder))}`, then continue with {resume}"
+        )
 
 
 def roll_back(folder: Path, name: str, *, to: int) -> None:
@@ -138,7 +205,7 @@ def follow(
         run = read_run(run_folder)
         if run.status == "finished":
             return run
-        number = submit(folder, name) if submitted is None else submitted
+        number = submitted or _in_progress(folder, name) or submit(folder, name)
         submitted = None
         looked = time.monotonic()
         while time.monotonic() < deadline:
@@ -150,6 +217,7 @@ def follow(
                     on_round(seen)
             if run.status == "finished":
                 return run
+            _raise_if_stopped(folder, name, seen)
             if time.monotonic() - looked > STUCK_SECONDS:
                 looked = time.monotonic()
                 try:

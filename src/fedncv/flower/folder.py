@@ -5,7 +5,7 @@
                  rules.toml                    what the server accepts, and how long it waits
                  server.key server.crt ca.crt  its certificate
                  keys/client-0.pub ...         the keys of the accepted clients
-                 nodes.json                    client -> node, written when the keys are registered
+                 nodes.json registered.json    client -> node, and its key; written when the keys are registered
                  runs/NAME/                    config, metrics and checkpoints of a run, as for any run of fedncv
     clients/0/   client.toml                   its number, and the server's address
                  node.key node.pub ca.crt      its key, and the certificate it trusts
@@ -18,6 +18,7 @@ Copy server/ to the server's machine and clients/u/ to client u's machine. No pa
 
 import json
 import os
+import secrets
 import socket
 import sys
 from pathlib import Path
@@ -27,12 +28,16 @@ from fedncv.config import RunConfig, read_toml
 from fedncv.data import divide, load, split, standardised
 from fedncv.flower import certificates, samples
 from fedncv.flower.halves import check
+from fedncv.flower.keeper import Watch
+from fedncv.flower.private import private_files, private_folder
 from fedncv.flower.rules import Rules, write_rules
 from fedncv.flower.samples import Form, form_of
 from fedncv.store import write_atomically
 
 SERVER_VARIABLE = "FEDNCV_FEDERATION_SERVER"  # tells the ServerApp where the server's folder is
 LINK = "federation"  # the name of the connection in Flower's own config
+SECRET = "executor.secret"  # needed to get a task from Flower over the loopback interface
+HEARTBEAT, WORKER = "heartbeat", "worker"  # files whose times say when Flower's threads last worked
 
 
 class ServerSettings(NamedTuple):
@@ -65,22 +70,29 @@ def init(folder: Path, config: RunConfig, *, host: str, port: int, listen: str, 
     dataset = standardised(dataset, clients)
     inner_port, free, *ports = free_ports(config.clients + 2)
     port = port or free
-    for name in ("authority", "server/keys", "server/runs", "clients"):
-        (folder / name).mkdir(parents=True, exist_ok=True)
-    certificates.write_authority(folder / "authority")
-    server = folder / "server"
-    certificates.write_server(folder / "authority", server, [host])
-    write_server_settings(server, ServerSettings(listen, port, inner_port, config.clients, form_of(dataset)))
-    sizes = {u: len(part) for u, part in enumerate(clients.train)}
-    (server / "rules.toml").write_text(write_rules(rules, sizes=sizes), encoding="utf-8")
-    for u in range(config.clients):
-        mine = folder / "clients" / str(u)
-        mine.mkdir()
-        public = certificates.write_node(mine)
-        (server / "keys" / f"client-{u}.pub").write_bytes(public)
-        (mine / "ca.crt").write_bytes((folder / "authority" / "ca.crt").read_bytes())
-        write_client_settings(mine, ClientSettings(u, f"{host}:{port}", ports[u]))
-        samples.write(mine / "data", samples.part(dataset, clients, u))
+    with private_files():
+        for name in ("authority", "server/keys", "server/runs", "clients"):
+            private_folder(folder / name)
+        certificates.write_authority(folder / "authority")
+        server = folder / "server"
+        certificates.write_server(folder / "authority", server, [host])
+        write_server_settings(server, ServerSettings(listen, port, inner_port, config.clients, form_of(dataset)))
+        sizes = {u: len(part) for u, part in enumerate(clients.train)}
+        (server / "rules.toml").write_text(write_rules(rules, sizes=sizes), encoding="utf-8")
+        for u in range(config.clients):
+            mine = write_client(folder, ClientSettings(u, f"{host}:{port}", ports[u]))
+            samples.write(mine / "data", samples.part(dataset, clients, u))
+
+
+def write_client(folder: Path, settings: ClientSettings) -> Path:
+    """Write a client's part with a new key, and accept the key at the server; return the part."""
+    mine, server = folder / "clients" / str(settings.client), folder / "server"
+    with private_files():
+        mine.mkdir(parents=True)
+        (mine / "ca.crt").write_bytes((server / "ca.crt").read_bytes())
+        write_client_settings(mine, settings)
+        write_atomically(key_file(server, settings.client), certificates.write_node(mine), name="key")
+    return mine
 
 
 def free_ports(number: int) -> list[int]:
@@ -139,9 +151,35 @@ def read_nodes(server: Path) -> dict[int, int]:
     return {int(u): int(node) for u, node in json.loads(path.read_text()).items()} if path.exists() else {}
 
 
-def write_nodes(server: Path, nodes: dict[int, int]) -> None:
+def write_nodes(server: Path, nodes: dict[int, int], registered: dict[int, str]) -> None:
+    """Write client -> its node, and client -> the key under which its node is registered."""
+    keys = json.dumps({str(u): registered[u] for u in sorted(registered)}, indent=1)
     said = json.dumps({str(u): str(node) for u, node in sorted(nodes.items())}, indent=1)
-    write_atomically(server / "nodes.json", said.encode(), name="nodes")
+    with private_files():
+        write_atomically(server / "registered.json", keys.encode(), name="registered")
+        write_atomically(server / "nodes.json", said.encode(), name="nodes")
+
+
+def key_file(server: Path, u: int) -> Path:
+    """Return the file with the public key of client u."""
+    return server / "keys" / f"client-{u}.pub"
+
+
+def read_keys(server: Path) -> dict[int, str]:
+    """Return client -> its public key, of the clients that may connect."""
+    found = {}
+    for path in (server / "keys").glob("client-*.pub"):
+        number = path.stem.removeprefix("client-")
+        if not number.isdigit():
+            raise ValueError(f"{path} is not named after a client; name it client-0.pub for client 0")
+        found[int(number)] = path.read_text(encoding="utf-8").strip()
+    return dict(sorted(found.items()))
+
+
+def read_registered(server: Path) -> dict[int, str]:
+    """Return client -> the public key under which its node was registered."""
+    path = server / "registered.json"
+    return {int(u): key for u, key in json.loads(path.read_text()).items()} if path.exists() else {}
 
 
 # ---- Flower's own settings and commands -----------------------------------------------------------------
@@ -163,23 +201,29 @@ def environment(home: Path, **more: str) -> dict[str, str]:
     }
 
 
+def _home(place: Path) -> Path:
+    """Return the folder of Flower's files, with a secret that only the owner's processes know."""
+    home = private_folder(place / "flower")
+    if not (home / SECRET).exists():
+        certificates.write_secret(home / SECRET, secrets.token_bytes(32))
+    return home
+
+
 def server_environment(server: Path) -> dict[str, str]:
-    home = server / "flower"
-    home.mkdir(exist_ok=True)
+    home = _home(server)
     settings = read_server_settings(server)
-    (home / "config.toml").write_text(
+    text = (
         f'[superlink]\ndefault = "{LINK}"\n\n[superlink.{LINK}]\n'
         f'address = "{reachable(settings)}"\nroot-certificates = {json.dumps(str((server / "ca.crt").absolute()))}\n'
-        "insecure = false\n",
-        encoding="utf-8",
+        "insecure = false\n"
     )
+    with private_files():
+        (home / "config.toml").write_text(text, encoding="utf-8")
     return environment(home, **{SERVER_VARIABLE: str(server.absolute())})
 
 
 def client_environment(client: Path) -> dict[str, str]:
-    home = client / "flower"
-    home.mkdir(exist_ok=True)
-    return environment(home)
+    return environment(_home(client))
 
 
 def reachable(settings: ServerSettings) -> str:
@@ -188,33 +232,51 @@ def reachable(settings: ServerSettings) -> str:
 
 
 def server_commands(server: Path) -> list[list[str]]:
-    """Return the commands of Flower's server, on the loopback interface, and of the gate in front of it."""
+    """Return the commands of Flower's server, on the loopback interface, of its tasks, and of the gate in front."""
     settings, at = read_server_settings(server), server.absolute()
     superlink = [
         "flower-superlink",
         *("--host", "127.0.0.1", "--port", str(settings.inner_port)),
-        *(
-            "--ssl-ca-certfile",
-            f"{at}/ca.crt",
-            "--ssl-certfile",
-            f"{at}/server.crt",
-            "--ssl-keyfile",
-            f"{at}/server.key",
-        ),
+        *("--ssl-ca-certfile", f"{at}/ca.crt", "--ssl-certfile", f"{at}/server.crt"),
+        *("--ssl-keyfile", f"{at}/server.key"),
         *("--enable-supernode-auth", "--database", f"{at}/flower/state.db"),
+        *("--isolation", "process", "--superexec-auth-secret-file", f"{at}/flower/{SECRET}"),
         "--disable-runtime-dependency-installation",
     ]
-    gate = [sys.executable, "-P", str(Path(__file__).with_name("gate.py")), settings.host, str(settings.port)]
-    gate += [str(settings.inner_port), f"{at}/server.crt", f"{at}/server.key", f"{at}/ca.crt"]
-    return [superlink, gate]
+    executor = _script("executor", f"{at}/flower/{WORKER}", "--runtime-api-address", reachable(settings))
+    executor += ["--root-certificates", f"{at}/ca.crt", "--superexec-auth-secret-file", f"{at}/flower/{SECRET}"]
+    gate = _script("gate", settings.host, str(settings.port), str(settings.inner_port), str(at))
+    return [superlink, executor, gate]
 
 
-def supernode_command(client: Path) -> list[str]:
+def client_commands(client: Path) -> list[list[str]]:
+    """Return the commands of a client's Flower node, and of the tasks that it gets."""
     settings, at = read_client_settings(client), client.absolute()
-    return [
-        "flower-supernode",
+    own, secret = f"127.0.0.1:{settings.port}", ("--superexec-auth-secret-file", f"{at}/flower/{SECRET}")
+    node = [
+        *_script("node", f"{at}/flower/{HEARTBEAT}", f"{at}/flower/{WORKER}"),
         *("--superlink", settings.server, "--root-certificates", f"{at}/ca.crt"),
         *("--auth-supernode-private-key", f"{at}/node.key"),
         *("--host", "127.0.0.1", "--port", str(settings.port)),
+        *("--isolation", "process", *secret),
         *("--node-config", f"client={settings.client} folder={json.dumps(str(at))}"),
     ]
+    executor = _script("executor", f"{at}/flower/{WORKER}", "--runtime-api-address", own, "--insecure", *secret)
+    return [node, executor]
+
+
+def client_watch(client: Path) -> Watch:
+    """Return what shows that a client's node works."""
+    at = client.absolute()
+    files = (f"{at}/flower/{HEARTBEAT}", f"{at}/flower/{WORKER}")
+    return Watch(read_client_settings(client).server, f"{at}/ca.crt", files)
+
+
+def last_contact(client: Path) -> float | None:
+    """Return when the client's node was last answered by the server, in seconds since 1970; None: never."""
+    times = [path.stat().st_mtime for name in (HEARTBEAT, WORKER) if (path := client / "flower" / name).exists()]
+    return max(times, default=None)
+
+
+def _script(name: str, *arguments: str) -> list[str]:
+    return [sys.executable, "-P", "-m", f"fedncv.flower.{name}", *arguments]

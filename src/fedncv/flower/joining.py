@@ -45,8 +45,8 @@ def join(grid: Grid, folder: Path, nodes: dict[int, int], rules: Rules, identity
     def receive(u: int, answer: Message) -> tuple[int, str]:
         content = records(answer, ASK, what=_WHAT)
         found = content[ASK]
-        mark = found.pop(DATA, None) if isinstance(found, ConfigRecord) else None
-        (count,) = whole_numbers(content, SAMPLES, what=_WHAT)
+        mark = found.get(DATA) if isinstance(found, ConfigRecord) else None
+        (count,) = whole_numbers(content, SAMPLES, beside=[DATA], what=_WHAT)
         if not handshake.is_mark(mark):
             raise WireError(f"{_WHAT} lacks the mark of its data")
         if not 1 <= count <= rules.max_samples:

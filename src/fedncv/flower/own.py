@@ -32,6 +32,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedncv.engine.problem import Kept, Problem, State, keeps
+from fedncv.flower.private import private_files, private_folder
 from fedncv.flower.refusals import RefusedError
 from fedncv.flower.wire import fill
 from fedncv.store import write_atomically
@@ -47,12 +48,15 @@ class Own:
 
     def __init__(self, folder: Path, run: str) -> None:
         self._folder, self._run = folder / run, run
-        self._folder.mkdir(parents=True, exist_ok=True)
+        private_folder(folder)
+        private_folder(self._folder)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Allow one request at a time: a second process of the same client waits."""
-        with (self._folder / "lock").open("w") as file:
+        with private_files():
+            file = (self._folder / "lock").open("w")
+        with file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
@@ -89,12 +93,14 @@ class Own:
             for old in self._rounds():
                 if old >= round:
                     self._path(old).unlink()
-            write_atomically(path, str(rollbacks).encode(), name="own rollbacks")
+            with private_files():
+                write_atomically(path, str(rollbacks).encode(), name="own rollbacks")
 
     def write(self, round: int, kept: Kept) -> None:
         tensors = _tensors(kept)
         about = {"run": self._run, "round": round, "check": _checksum(tensors)}
-        write_atomically(self._path(round), save(tensors, {"fedncv": json.dumps(about)}), name="own")
+        with private_files():
+            write_atomically(self._path(round), save(tensors, {"fedncv": json.dumps(about)}), name="own")
 
     def _path(self, round: int) -> Path:
         return self._folder / f"round-{round:06d}.safetensors"

@@ -19,19 +19,25 @@ from typing import Any
 
 from fedncv.flower.folder import (
     LINK,
+    client_commands,
     client_environment,
+    client_watch,
+    key_file,
     reachable,
+    read_keys,
     read_nodes,
+    read_registered,
     read_server_settings,
     server_commands,
     server_environment,
-    supernode_command,
     write_nodes,
 )
-from fedncv.flower.keeper import keep
+from fedncv.flower.keeper import keep, watch_words
+from fedncv.flower.private import private_files, private_folder
 
 KEEPER = str(Path(__file__).with_name("keeper.py"))
 GRACE_SECONDS = 10.0  # for an orderly end; then the group is killed
+DOWN = "down"  # a file of the logs' folder
 CALL_SECONDS = 180.0  # for a single command of Flower's
 
 
@@ -40,16 +46,20 @@ CALL_SECONDS = 180.0  # for a single command of Flower's
 
 def keep_server(server: Path) -> int:
     """Run the server until this process is stopped; register its clients' keys as soon as it is up."""
+    read_server_settings(server)  # raise for a wrong folder before it is changed
+    private_folder(server)
     environment = server_environment(server)
     _check_files(server, "server.key", "server.crt", "ca.crt")
+    (server.parent / "logs" / DOWN).unlink(missing_ok=True)
     Thread(target=_register_or_say_why, args=(server,), daemon=True).start()
     return keep(server_commands(server), environment)
 
 
 def keep_client(client: Path) -> int:
-    command = supernode_command(client)
+    commands = client_commands(client)
     _check_files(client, "node.key", "ca.crt")
-    return keep([command], client_environment(client))
+    private_folder(client)
+    return keep(commands, client_environment(client), client_watch(client))
 
 
 def _check_files(place: Path, *names: str) -> None:
@@ -68,17 +78,25 @@ def _register_or_say_why(server: Path) -> None:
 
 
 def register(server: Path, *, seconds: float = CALL_SECONDS) -> None:
-    """Register the clients whose keys are in the server's folder and not registered yet."""
+    """Let Flower know exactly the keys in the server's folder: register new ones, unregister all that are gone."""
     wait_for_port(reachable(read_server_settings(server)), seconds)
-    nodes = read_nodes(server)
-    keys = {int(path.stem.removeprefix("client-")): path for path in (server / "keys").glob("client-*.pub")}
+    keys, nodes = read_keys(server), read_nodes(server)
+    known = read_registered(server)
+    registered = {u: keys[u] for u in nodes if u in keys} | known  # earlier versions noted no keys
+    if registered != known:
+        write_nodes(server, nodes, registered)
+    for u in [u for u in nodes if u not in keys or keys[u] != registered[u]]:
+        flwr(server, "supernode", "unregister", str(nodes.pop(u)), LINK, seconds=seconds)
+        registered.pop(u, None)
+        write_nodes(server, nodes, registered)
     calls = {
-        u: _start_flwr(server, "supernode", "register", str(keys[u]), LINK) for u in sorted(set(keys) - set(nodes))
+        u: _start_flwr(server, "supernode", "register", str(key_file(server, u)), LINK)
+        for u in sorted(set(keys) - set(nodes))
     }
     try:
         for u, call in calls.items():
-            nodes[u] = int(_answer(call, seconds)["node-id"])
-            write_nodes(server, nodes)
+            nodes[u], registered[u] = int(_answer(call, seconds)["node-id"]), keys[u]
+            write_nodes(server, nodes, registered)
     finally:
         for call in calls.values():
             call.kill()
@@ -143,18 +161,29 @@ def online(server: Path, *, seconds: float = CALL_SECONDS) -> list[int]:
     return sorted(u for u, node in read_nodes(server).items() if node in there)
 
 
+def contacts(server: Path) -> dict[int, tuple[str, float]]:
+    """Return client -> the address of its last request that the gate let through, and when: seconds since 1970."""
+    path = server / "flower" / "contacts.json"
+    try:
+        said = json.loads(path.read_bytes())
+        return {int(u): (str(last["address"]), float(last["time"])) for u, last in said.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}  # no client has come yet
+
+
 # ---- a federation on this machine -----------------------------------------------------------------------
 
 
 def start(folder: Path, name: str) -> int:
     """Start "server", or the client of that number, under a keeper in its own process group; return the process id."""
     place = folder / "server" if name == "server" else folder / "clients" / name
-    commands = server_commands(place) if name == "server" else [supernode_command(place)]
+    commands = server_commands(place) if name == "server" else client_commands(place)
     environment = server_environment(place) if name == "server" else client_environment(place)
-    logs = folder / "logs"
-    logs.mkdir(exist_ok=True)
+    watch = [] if name == "server" else watch_words(client_watch(place))
+    private_folder(place)
+    logs = private_folder(folder / "logs")
     words = [word for command in commands for word in ("--", *command)][1:]
-    arguments = [sys.executable, "-P", KEEPER, *words]
+    arguments = [sys.executable, "-P", KEEPER, *watch, *words]
     append = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     pid = os.posix_spawn(  # not a Popen: it must outlive this process
         sys.executable,
@@ -162,12 +191,14 @@ def start(folder: Path, name: str) -> int:
         environment,
         file_actions=[
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-            (os.POSIX_SPAWN_OPEN, 1, str(logs / f"{name}.log"), append, 0o644),
+            (os.POSIX_SPAWN_OPEN, 1, str(logs / f"{name}.log"), append, 0o600),
             (os.POSIX_SPAWN_DUP2, 1, 2),
         ],
         setsid=True,
     )
-    (logs / f"{name}.pid").write_text(json.dumps({"pid": pid, "began": _began(pid)}))
+    (logs / DOWN).unlink(missing_ok=True)
+    with private_files():
+        (logs / f"{name}.pid").write_text(json.dumps({"pid": pid, "began": _began(pid)}))
     return pid
 
 
@@ -184,20 +215,26 @@ def group(folder: Path, name: str) -> int | None:
         return None
     said = json.loads(path.read_text())
     pid = int(said["pid"])
-    try:
-        os.killpg(pid, 0)
-    except (ProcessLookupError, PermissionError):
+    if not _has_members(pid):
         return None
     began = _began(pid)  # None: the leader has ended, and a group that still has members keeps its number
     return pid if began is None or said["began"] is None or began == said["began"] else None
 
 
+def keeper_lives(folder: Path, name: str) -> bool:
+    """Return whether the keeper itself runs, not only processes that it started."""
+    pid = group(folder, name)
+    return pid is not None and _began(pid) is not None
+
+
 def up(folder: Path, *, seconds: float = 180.0) -> list[int]:
     """Start what is not running, and wait until all clients are connected; return the connected clients."""
     deadline = time.monotonic() + seconds
-    server, expected = folder / "server", [int(name) for name in names(folder)[1:]]
-    for name in names(folder):
-        if group(folder, name) is None:
+    keys = read_keys(folder / "server")
+    server, expected = folder / "server", [int(name) for name in names(folder)[1:] if int(name) in keys]
+    for name in ("server", *map(str, expected)):
+        if not keeper_lives(folder, name):
+            end(folder, name)  # what a killed keeper has left
             start(folder, name)
         if name == "server":
             register(server, seconds=seconds)
@@ -213,13 +250,43 @@ def up(folder: Path, *, seconds: float = 180.0) -> list[int]:
 
 def down(folder: Path) -> list[str]:
     """End everything that was started here, clients first; return the names of what was running."""
+    mark_down(folder)
     running = {name: pid for name in reversed(names(folder)) if (pid := group(folder, name)) is not None}
     for name, pid in running.items():
         if name != "server":  # clients sign off at the server
             _signal(os.kill, pid, signal.SIGTERM)
     for name in running:
         end(folder, name)
-    return list(running)
+    for path in (folder / "logs").glob("*.pid"):
+        path.unlink()
+    strays = _strays(folder)
+    for pid in strays:
+        _end_group(pid, os.kill)
+    return list(running) + [f"process group {pid}" for pid in strays]
+
+
+def _strays(folder: Path) -> list[int]:
+    """Return keepers of this folder that no file names, for example after two `up` at the same time."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has ended
+            words = path.read_bytes().decode(errors="replace").split("\0")
+            pid = int(path.parent.name)
+            ours = KEEPER in words[:4] and any(word.startswith(f"{folder.absolute()}/") for word in words)
+            if ours and os.getpgid(pid) == pid:
+                found.append(pid)
+    return found
+
+
+def mark_down(folder: Path) -> None:
+    """Note that the federation was stopped on purpose, so that a waiting `run` ends."""
+    if (folder / "logs").is_dir():
+        (folder / "logs" / DOWN).touch()
+
+
+def is_down(folder: Path) -> bool:
+    """Return whether the federation was stopped on this machine, and not started since."""
+    return (folder / "logs" / DOWN).exists()
 
 
 def end(folder: Path, name: str, *, how: signal.Signals = signal.SIGTERM) -> None:
@@ -227,17 +294,35 @@ def end(folder: Path, name: str, *, how: signal.Signals = signal.SIGTERM) -> Non
     pid = group(folder, name)
     if pid is None:
         return
-    if how is signal.SIGTERM:
-        _signal(os.kill, pid, how)  # the keeper ends its child, which signs off at the server
-        deadline = time.monotonic() + GRACE_SECONDS
-        while group(folder, name) is not None and time.monotonic() < deadline:
-            _reap(pid)
-            time.sleep(0.1)
+    lives = keeper_lives(folder, name)
+    _end_group(pid, None if how is not signal.SIGTERM else os.kill if lives else os.killpg)
+
+
+def _end_group(pid: int, ask: Callable[[int, int], None] | None) -> None:
+    """End a process group: ask its keeper, or all its processes, with SIGTERM; then with SIGKILL.
+
+    A keeper ends its children, which sign off at the server. Without a keeper they get the signal themselves.
+    """
+    if ask is not None:
+        _signal(ask, pid, signal.SIGTERM)
+        _wait_for_end(pid)
     _signal(os.killpg, pid, signal.SIGKILL)
+    _wait_for_end(pid)
+
+
+def _wait_for_end(pid: int) -> None:
     deadline = time.monotonic() + GRACE_SECONDS
-    while group(folder, name) is not None and time.monotonic() < deadline:
+    while _has_members(pid) and time.monotonic() < deadline:
         _reap(pid)
         time.sleep(0.05)
+
+
+def _has_members(pid: int) -> bool:
+    try:
+        os.killpg(pid, 0)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
 
 
 def _signal(send: Callable[[int, int], None], pid: int, number: signal.Signals) -> None:
@@ -252,8 +337,9 @@ def _reap(pid: int) -> None:
 
 
 def _began(pid: int) -> int | None:
-    """Return the start time of the process, in the kernel's ticks; None if unknown."""
+    """Return the start time of the process, in the kernel's ticks; None if it has ended."""
     try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return None if words[0] in "ZX" else int(words[19])
     except (OSError, IndexError, ValueError):
         return None

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from fedncv.flower.foreign import quoted
+from fedncv.flower.samples import SamplesError
 from fedncv.flower.wire import WireError
 
 REFUSAL = "refusal"
@@ -39,6 +40,10 @@ REASONS: dict[str, tuple[str, str]] = {
         "its data file, or its file `secret`, is not the one with which it joined",
         f"restore the file; or {_LEAVE_OUT}; or start a new run with the new data",
     ),
+    "unreadable": (
+        "its data file is missing, damaged or of another form",
+        "see its log; restore the file, then resume",
+    ),
     "samples": (
         "its number of training samples is not the one that the server holds",
         f"restore its data file, or joined.json of the run; or {_LEAVE_OUT}; or start a new run",
@@ -56,10 +61,11 @@ REASONS: dict[str, tuple[str, str]] = {
     "number": ("its number is not one of the run's clients", "correct `client` in its client.toml"),
     "message": ("it rejects the server's message", "see its log"),
     "disk": ("it cannot read or write a file", "see its log; it is asked again"),
+    "memory": ("it has not enough memory", "see its log; it is asked again"),
     "failed": ("its code failed", "see its log; it is asked again"),
 }
 """Code -> what happened, and what the operator can do."""
-PASSING = ("disk", "failed")  # these may pass: the request is repeated
+PASSING = ("disk", "memory", "failed")  # these may pass: the request is repeated
 
 
 class RefusedError(ValueError):
@@ -89,6 +95,10 @@ def write(error: Exception, request: Message) -> Message:
         code, said = error.code, error.said
     elif isinstance(error, WireError):
         code = "message"
+    elif isinstance(error, SamplesError):
+        code = "unreadable"
+    elif isinstance(error, MemoryError):
+        code = "memory"
     elif isinstance(error, OSError):
         code, said = "disk", numbers.errorcode.get(error.errno or 0, "")
     return Message(RecordDict({REFUSAL: ConfigRecord({"code": code, "said": said})}), reply_to=request)

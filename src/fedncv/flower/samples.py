@@ -21,10 +21,15 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedncv.data import Clients, Dataset, check_samples
+from fedncv.flower.private import private_files, private_folder
 from fedncv.keys import key_for, normal
 from fedncv.store import write_atomically
 
 FILE = "samples.safetensors"
+
+
+class SamplesError(ValueError):
+    """The file of samples cannot be used."""
 
 
 class Samples(NamedTuple):
@@ -83,8 +88,9 @@ def write(folder: Path, samples: Samples) -> Path:
         "train": torch.from_numpy(np.asarray(samples.train, dtype=np.int64)),
         "test": torch.from_numpy(np.asarray(samples.test, dtype=np.int64)),
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / FILE, save(tensors, {"fedncv": json.dumps(about)}), name="samples")
+    with private_files():
+        private_folder(folder)
+        write_atomically(folder / FILE, save(tensors, {"fedncv": json.dumps(about)}), name="samples")
     return folder / FILE
 
 
@@ -95,17 +101,17 @@ def read(folder: Path) -> Samples:
             about: dict[str, Any] = json.loads((file.metadata() or {})["fedncv"])
             x, y, train, test = (file.get_tensor(name) for name in ("x", "y", "train", "test"))
     except (SafetensorError, OSError, KeyError, ValueError) as error:
-        raise ValueError(
+        raise SamplesError(
             f"{path} cannot be used ({error}); write it with fedncv.flower.samples.write(folder, samples)"
         ) from None
     for name, index in (("train", train), ("test", test)):
         if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < len(x):
-            raise ValueError(f"{path}: {name} names samples outside 0..{len(x) - 1}; write the file again")
+            raise SamplesError(f"{path}: {name} names samples outside 0..{len(x) - 1}; write the file again")
     dataset = Dataset(about["name"], x, y, about["outputs"], tuple(about["mean"]), tuple(about["std"]))
     try:
         check_samples(dataset)
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+        raise SamplesError(f"{path}: {error}") from None
     return Samples(dataset, _numbers(train), _numbers(test))
 
 

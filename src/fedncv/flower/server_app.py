@@ -28,10 +28,11 @@ def main(grid: Grid, context: Context) -> None:
     run_folder = folder / "runs" / str(context.run_config["name"])
     log_to(run_folder / "log.txt")
     reveals = tuple(find_method(config.method).reveals)
+    nodes = {u: node for u, node in read_nodes(folder).items() if u < config.clients}  # others were added later
     try:
         rules = read_rules(folder / "rules.toml", reveals=reveals, clients=config.clients)
         with only_one(run_folder):
-            serve(grid, run_folder, config, read_form(folder), read_nodes(folder), rules)
+            serve(grid, run_folder, config, read_form(folder), nodes, rules)
             for line in absences(read_rows(run_folder)):
                 log.warning("%s", line)
     except Exception as error:

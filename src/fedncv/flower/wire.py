@@ -9,6 +9,7 @@ name, before it makes a tensor. So the method's declaration bounds the size of w
 
 import math
 import sys
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -60,11 +61,14 @@ def arrays(content: RecordDict) -> ArrayRecord:
     return found
 
 
-def whole_numbers(content: RecordDict, *names: str, what: str) -> list[int]:
-    """Return the fields of the record of settings, all of them whole numbers from 0 to 2^62."""
+def whole_numbers(content: RecordDict, *names: str, beside: Collection[str] = (), what: str) -> list[int]:
+    """Return fields of the record of settings, all of them whole numbers from 0 to 2^62.
+
+    Fields ``beside`` them, which the caller checks, may be there; no others.
+    """
     found = content[ASK]
-    if not isinstance(found, ConfigRecord) or sorted(found) != sorted(names):
-        raise WireError(f"{what} gives {_names(sorted(found))}, not {_names(sorted(names))}")
+    if not isinstance(found, ConfigRecord) or sorted(set(found) - set(beside)) != sorted(names):
+        raise WireError(f"{what} gives {_names(sorted(found))}, not {_names(sorted([*names, *beside]))}")
     numbers = [found[name] for name in names]
     for name, value in zip(names, numbers, strict=True):
         if type(value) is not int or not 0 <= value <= 2**62:

@@ -10,10 +10,15 @@ ACTIONS = {
     "up": "start all of them on this machine, to try it out",
     "run": "train a method on the federation",
     "resume": "resume a run after its last finished round",
+    "stop": "stop a run; it can be resumed",
     "status": "show the processes, the connected clients and the progress of runs",
     "down": "stop everything that was started on this machine",
     "server": "run the server in the foreground",
     "client": "run one client in the foreground",
+    "add": "add a client",
+    "revoke": "shut a client out",
+    "rotate": "give a client a new key",
+    "renew": "renew the certificates",
 }
 
 
@@ -25,8 +30,11 @@ def main(argv: list[str]) -> int:
         raise ValueError(nearest(argv[0], ACTIONS, what="action of federation"))
     if find_spec("flwr") is None:
         raise ValueError("a federation needs Flower, which is not installed; pip install 'fedncv[flower]'")
+    from fedncv.flower.private import private_files
+
     action = importlib.import_module(f"fedncv.cli.federation.{argv[0]}")
-    result: int = action.main(argv[1:])
+    with private_files():  # other users of this machine see nothing of what is written
+        result: int = action.main(argv[1:])
     return result
 
 

@@ -23,6 +23,6 @@ def main(argv: list[str]) -> int:
     if not (folder / "logs").is_dir():  # nothing was ever started here: check that it is a federation
         read_server_settings(folder / "server")
     ended = processes.down(folder)
-    names = ", ".join(name if name == "server" else f"client {name}" for name in ended)
+    names = ", ".join(f"client {name}" if name.isdigit() else name for name in ended)
     print(f"{folder}: stopped {names}" if names else f"{folder}: nothing was running")
     return 0

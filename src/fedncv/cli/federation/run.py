@@ -1,7 +1,9 @@
 """fedncv federation run: train a method on the federation."""
 
+import sys
 from dataclasses import dataclass, fields, make_dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Literal
 
 from tyro.conf import Suppress
@@ -57,12 +59,38 @@ def follow(folder: Path, name: str, seconds: float) -> int:
     from fedncv.flower.absences import absences
     from fedncv.flower.coordinator import follow as wait
 
-    done = wait(folder, name, seconds=seconds, on_round=lambda number: print(f"round {number}", flush=True))
+    try:
+        done = wait(folder, name, seconds=seconds, on_round=lambda number: print(f"round {number}", flush=True))
+    except KeyboardInterrupt:
+        return interrupted(folder, name)
     print(f"{done.folder}: {done.rounds} rounds of {done.config.method}")
     lines = absences(done.rows)
     for line in lines:
         print(line)
     return LACKING if lines else 0
+
+
+def interrupted(folder: Path, name: str) -> int:
+    """Offer to stop the run after Ctrl-C. Without a terminal, say how to stop it."""
+    from fedncv.flower import coordinator
+
+    place, option = quote(str(folder)), f" --name {quote(name)}"
+    if sys.stdin.isatty() and sys.stderr.isatty():
+        print(f"\nStop the run {name!r}? Otherwise it goes on. [y/N] ", end="", file=sys.stderr, flush=True)
+        try:
+            answer = sys.stdin.readline()
+        except KeyboardInterrupt:
+            answer = ""
+        if answer.strip().lower() in ("y", "yes"):
+            run = coordinator.stop(folder, name)
+            print(f"{run.folder}: stopped after round {run.rounds} of {run.config.rounds}", file=sys.stderr)
+            return 130
+    print(
+        f"fedncv: the run {name!r} goes on; stop it with `fedncv federation stop {place}{option}`, or wait for it "
+        f"again with `fedncv federation resume {place}{option}`",
+        file=sys.stderr,
+    )
+    return 130
 
 
 def _offered(kind: type[Begin]) -> type[Begin]:

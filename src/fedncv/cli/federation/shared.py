@@ -26,3 +26,8 @@ def check_server(folder: Path) -> None:
             f"the server of {folder} does not answer; start it with `fedncv federation up {quote(str(folder))}`, "
             f"or on its own machine with `fedncv federation server {quote(f'{folder}/server')}`"
         ) from None
+
+
+def when(told: bool) -> str:
+    """Say from when on a change of keys holds."""
+    return "from now on" if told else "as soon as the server starts"
