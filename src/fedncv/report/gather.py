@@ -30,7 +30,6 @@ from fedncv.results import (
 )
 from fedncv.study import FILE, NEUTRAL, TUNING, Study, read_study
 
-BOTH = ("runs", "begun")  # fields of a column: method -> runs
 NO_SEED = -1  # of a run whose config cannot be read
 DEPTH = 4  # levels of folders below the given one
 # Settings that decide which samples a client trains and is tested on: runs that differ in them share no column.
@@ -437,10 +436,11 @@ def _unreadable(folder: Path, path: Path, error: str, study: Study | None) -> Mi
 
 def _renamed(read: Read, ids: dict[str, str]) -> Read:
     """Return the folder with short names of the methods."""
-    columns = [
-        replace(c, **{each: {ids[method]: runs for method, runs in getattr(c, each).items()} for each in BOTH})
-        for c in read.columns
-    ]
+
+    def by_id(runs: dict[str, list[Run]]) -> dict[str, list[Run]]:
+        return {ids[method]: each for method, each in runs.items()}
+
+    columns = [replace(column, runs=by_id(column.runs), begun=by_id(column.begun)) for column in read.columns]
     missing = [each._replace(method=ids.get(each.method, each.method)) for each in read.missing]
     return read._replace(columns=columns, missing=missing)
 

@@ -36,6 +36,7 @@ const X = { round: [0, "rounds", ""], samples: [1, "samples trained on", ""], by
 const [MEAN, LOW, HIGH, SEEDS] = [3, 4, 5, 6];
 
 function chart(root) {
+  if (root.update) return; // it is one already
   const groups = () => data[root.dataset.chart];
   const state = { group: 0, metric: null, x: root.dataset.x.split(" ")[0], off: new Set(), cursor: null, focus: null };
   const controls = make("div", { class: "controls" }, root);
@@ -229,21 +230,26 @@ function chart(root) {
 }
 
 function sortable(table) {
-  const body = table.tBodies[0], order = [...body.rows];
-  const heads = [...table.querySelectorAll("thead th[data-column]")];
-  for (const head of heads) head.querySelector("button").addEventListener("click", () => {
-    const now = head.getAttribute("aria-sort"), next = now === "descending" ? "ascending" : now === "ascending" ? "none" : "descending";
-    heads.forEach((h) => h.setAttribute("aria-sort", h === head ? next : "none"));
-    const at = +head.dataset.column, value = (row) => row.cells[at].dataset.value;
-    const rows = [...order];
-    if (next !== "none") rows.sort((a, b) => {
-      const [u, v] = [value(a), value(b)];
+  if (table.resort) return;
+  const body = table.tBodies[0], heads = [...table.querySelectorAll("thead th[data-column]")];
+  let order = [...body.rows];
+  function sort() {
+    const head = heads.find((h) => h.getAttribute("aria-sort") !== "none"), rows = [...order];
+    if (head) rows.sort((a, b) => {
+      const [u, v] = [a, b].map((row) => row.cells[+head.dataset.column].dataset.value);
       if (!u || !v) return (u ? 0 : 1) - (v ? 0 : 1); // rows without a value stay at the bottom
-      const sign = next === "ascending" ? 1 : -1;
+      const sign = head.getAttribute("aria-sort") === "ascending" ? 1 : -1;
       return sign * (isNaN(u) || isNaN(v) ? u.localeCompare(v) : u - v);
     });
     body.append(...rows);
+  }
+  for (const head of heads) head.querySelector("button").addEventListener("click", () => {
+    const now = head.getAttribute("aria-sort"), next = now === "descending" ? "ascending" : now === "ascending" ? "none" : "descending";
+    heads.forEach((h) => h.setAttribute("aria-sort", h === head ? next : "none"));
+    sort();
   });
+  table.unsort = () => body.append(...order);
+  table.resort = () => { order = [...body.rows]; sort(); };
 }
 
 function start(scope) {
