@@ -136,10 +136,22 @@ def table(followed: FollowedRun, run: Run) -> str:
             f"<td>{badge(each.state)} {why}</td><td>{reply}</td><td>{_strip(each, shown)}</td></tr>"
         )
     more = f"<p class='soft small'>{run.config.clients - len(found):,} more clients.</p>"
+    heads = (
+        "Client",
+        "Samples",
+        "State",
+        "Last counted reply",
+        f"Rounds {shown.start} to {last}" if last else "Rounds",
+    )
+    return rows_below("Clients", heads, rows) + (more if run.config.clients > len(found) else "")
+
+
+def rows_below(label: str, heads: tuple[str, ...], rows: list[str]) -> str:
+    """Return a table of these rows, which scrolls by itself."""
+    head = "".join(f"<th>{name}</th>" for name in heads)
     return (
-        "<div class='scroll left'><table class='runs'><thead><tr><th>Client</th><th>Samples</th><th>State</th>"
-        f"<th>Last counted reply</th><th>{f'Rounds {shown.start} to {last}' if last else 'Rounds'}</th></tr></thead>"
-        f"<tbody>{''.join(rows)}</tbody></table></div>{more if run.config.clients > len(found) else ''}"
+        f"<div class='scroll left tall' tabindex='0' role='region' aria-label='{label}'><table class='runs'>"
+        f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
     )
 
 

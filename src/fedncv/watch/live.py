@@ -146,7 +146,8 @@ class LivePage:
             json.dumps(data, allow_nan=False)
             self._frame = page.frame(results)
             self._results, self._data = results, data
-            self._report = [part._replace(words=part.words + BEGUN) if part.key == "curves" else part for part in parts]
+            curves = [part._replace(words=part.words + BEGUN) for part in parts if part.key == "curves"]
+            self._report = curves + [part for part in parts if part.key != "curves"]
         except Exception as error:  # a folder that is damaged in a way nobody thought of must not end the server
             words = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
             self._report = [

@@ -4,7 +4,7 @@ from collections import Counter
 from html import escape
 
 from fedncv.report import names
-from fedncv.watch.clients import REASON, age, badge, is_federation, log, table
+from fedncv.watch.clients import REASON, age, badge, is_federation, log, rows_below, table
 from fedncv.watch.condition import FAILED, FINISHED, QUIET, RUNNING, STOPPED, UNREADABLE, WAITING, Condition
 from fedncv.watch.follow import FollowedFolder
 from fedncv.watch.overview import Line, Overview
@@ -13,6 +13,7 @@ FEW = 24  # runs that are all in the table; of more, those that need attention
 SHOWN = 100  # rows of the table
 DELETED = 10  # runs that are named
 STATES = (RUNNING, FINISHED, FAILED, UNREADABLE, STOPPED, QUIET, WAITING)
+FIRST = (FAILED, UNREADABLE, STOPPED, QUIET, RUNNING, WAITING, FINISHED)  # the order of the table
 WORDS = {QUIET: "seem stopped", WAITING: "not started"}
 
 
@@ -114,8 +115,10 @@ def _map(found: Overview, titles: dict[str, str]) -> str:
         heading = f"<h3>{escape(column)}</h3>" if len(groups) > 1 else ""
         blocks.append(f"<div>{heading}<div class='map'>{rows}</div></div>")
     states = [state for state in STATES if found.count(state)]
+    full = {FINISHED: 100}
     keys = "".join(
-        f"<li><i class='run {state}' style='--done:60%'></i>{Condition(state).words}</li>" for state in states
+        f"<li><i class='run {state}' style='--done:{full.get(state, 60)}%'></i>{Condition(state).words}</li>"
+        for state in states
     )
     return f"<div class='maps'>{''.join(blocks)}</div><ul class='keys'>{keys}</ul>"
 
@@ -138,20 +141,17 @@ def _tile(line: Line) -> str:
 
 
 def _table(found: Overview, titles: dict[str, str]) -> str:
-    lines = sorted(found.lines, key=lambda line: STATES.index(line.condition.state))
+    lines = sorted(found.lines, key=lambda line: FIRST.index(line.condition.state))
     kept = lines if len(lines) <= FEW else [each for each in lines if each.condition.state not in (FINISHED, WAITING)]
     if not kept:
         return ""
-    rows = "".join(_row(line, titles) for line in kept[:SHOWN])
     heads = ("Run", "Seed", "State", "Progress", "Before / after", "Time left", "Samples/s", "Last row")
-    head = "".join(f"<th>{name}</th>" for name in heads)
-    more = f"<p class='soft small'>{len(kept) - SHOWN:,} more runs are not listed.</p>" if len(kept) > SHOWN else ""
-    left_out = len(lines) - len(kept)
-    what = f"<p class='soft small'>Without {_runs(left_out)} that are finished or not started.</p>" if left_out else ""
-    return (
-        f"<div class='scroll left'><table class='runs'><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
-        f"</div>{more}{what}"
-    )
+    said = rows_below("Runs", heads, [_row(line, titles) for line in kept[:SHOWN]])
+    if len(kept) > SHOWN:
+        said += f"<p class='soft small'>{len(kept) - SHOWN:,} more runs are not listed.</p>"
+    if left_out := len(lines) - len(kept):
+        said += f"<p class='soft small'>Without {_runs(left_out)} that are finished or not started.</p>"
+    return said
 
 
 def _row(line: Line, titles: dict[str, str]) -> str:

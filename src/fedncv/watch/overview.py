@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from fedncv.config import RunConfig
 from fedncv.report import names
-from fedncv.study import TUNING, Study
+from fedncv.study import TUNING, Study, data_folder_name
 from fedncv.watch.condition import FAILED, FINISHED, RUNNING, UNREADABLE, WAITING, Condition
 from fedncv.watch.follow import LATEST, FollowedFolder, FollowedRun
 
@@ -98,15 +98,22 @@ def overview(folder: FollowedFolder) -> Overview:
 
 def _items(folder: FollowedFolder) -> list[_Item]:
     now = folder.clock()
-    items = {path: _item(folder, followed, now) for path, followed in folder.runs.items()}
+    there = {path: _item(folder, followed, now) for path, followed in folder.runs.items()}
+    items = {path: there[path] for path in sorted(there) if there[path].line.is_tuning or folder.study is None}
     for path, config in _planned(folder.study):
-        if folder.root / path not in items:
-            line = Line(
-                path.as_posix(), path.parent.as_posix(), config.method, config.seed, Condition(WAITING),
-                rounds=config.rounds, is_tuning=path.parts[0] == TUNING,
-            )  # fmt: skip
-            items[folder.root / path] = _Item(line, config, None)
-    return list(items.values())
+        where = folder.root / path
+        line = Line(
+            path.as_posix(), _column(path.parent, config), config.method, config.seed, Condition(WAITING),
+            rounds=config.rounds, is_tuning=path.parts[0] == TUNING,
+        )  # fmt: skip
+        items[where] = there.get(where) or _Item(line, config, None)
+    return list((items | there).values())
+
+
+def _column(folder: Path, config: RunConfig) -> str:
+    """Return the name of a study's column: the data, and what its folder says besides."""
+    inner = [part for part in folder.parts if part != data_folder_name(config.data)]
+    return ", ".join([names.dataset(config.data), *inner])
 
 
 def _planned(study: Study | None) -> Iterable[tuple[Path, RunConfig]]:
@@ -122,11 +129,11 @@ def _planned(study: Study | None) -> Iterable[tuple[Path, RunConfig]]:
 
 def _item(folder: FollowedFolder, followed: FollowedRun, now: float) -> _Item:
     run, state = followed.run, followed.condition(now)
-    inside = followed.folder.relative_to(folder.root).parent.as_posix()
+    inside = followed.folder.relative_to(folder.root).parent
     config = followed.config
     if config is None:
-        return _Item(Line(followed.name, inside, "", -1, state), None, followed)
-    column = inside if folder.study is not None else names.dataset(config.data)
+        return _Item(Line(followed.name, inside.as_posix(), "", -1, state), None, followed)
+    column = _column(inside, config) if folder.study is not None else names.dataset(config.data)
     line = Line(followed.name, column, config.method, config.seed, state, rounds=config.rounds,
                 last=followed.last_row, is_tuning=followed.is_tuning)  # fmt: skip
     if run is None:
