@@ -29,6 +29,7 @@ def hostile_folder(out: Path) -> Path:
         for row in rows:
             row |= {"score_name": EVIL, f"before_{EVIL}": 0.5, f"before_{EVIL}_defined": 3, f"variance_{EVIL}": 0.5}
             row |= {"counted": [0, EVIL, [1]], "refused": {"1": EVIL, EVIL: [EVIL]}, "clipped": {"0": [EVIL]}}
+        rows[0] |= {"sizes": [5] * 20, "barred": {"3": EVIL}}
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         (root / f"<b>{seed}</b>" / "log.txt").write_text(EVIL)
         (root / f"<b>{seed}</b>" / "partition.json").write_text(

@@ -100,7 +100,8 @@ def test_what_a_process_says_can_be_read_and_what_is_damaged_is_not_believed(tmp
         path.write_bytes(wrong)
         assert heartbeat.read(tmp_path) is None
     path.unlink()
-    path.symlink_to("/etc/hostname")
+    (tmp_path / "elsewhere").write_bytes(whole)
+    path.symlink_to(tmp_path / "elsewhere")
     assert heartbeat.read(tmp_path) is None
 
 

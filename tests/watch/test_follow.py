@@ -47,8 +47,9 @@ def test_a_look_at_what_has_not_changed_opens_no_file(tmp_path, opened):
     assert folder.runs[tmp_path / "cifar10/fedavg-seed1"].run.rounds == 8
 
 
-def test_a_run_that_was_resumed_is_read_again_from_its_start(tmp_path):
+def test_a_run_that_was_resumed_is_read_again_from_its_start(tmp_path, monkeypatch):
     """Truncated far back and grown beyond it between two looks, with one number changed where nothing compares."""
+    monkeypatch.setattr(tail, "CHECKED", 10)
     write_run(tmp_path, CONFIG, 0.5, until=19)
     machine, metrics = tmp_path / "machine.jsonl", tmp_path / "metrics.jsonl"
     machine.write_text('{"date": "2026-01-01"}\n')

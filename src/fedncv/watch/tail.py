@@ -101,13 +101,13 @@ class Tail:
 
     def _read(self, now: Stamp, *, again: bool) -> None:
         replaced = self._seen is not None and self._seen[:2] != now[:2]
-        if again or replaced or now.size < self._offset:
+        if again or replaced:
             self._forget()
         with open(open_plain(self.path), "rb") as file:
             begin = self._offset - self._length
             file.seek(begin)
             data = file.read(self._length + MOST)
-            if zlib.crc32(data[: self._length]) != self._check:  # a row before the offset is another one now
+            if zlib.crc32(data[: self._length]) != self._check:  # it is shorter, or a row is another one now
                 self._forget()
                 begin = 0
                 file.seek(0)
