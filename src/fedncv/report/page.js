@@ -113,6 +113,7 @@ function chart(root) {
   const show = (v) => (percent() ? (100 * v).toFixed(1) + " %" : String(+v.toPrecision(4)));
 
   function draw() {
+    if (!groups()[state.group]) return; // the runs are gone, and this chart with them
     const width = Math.max(280, canvas.clientWidth - 20), height = Math.round(Math.min(480, Math.max(270, width * 0.58)));
     const everyone = lines(), visible = everyone.filter((l) => !state.off.has(l.method));
     // bands of many lines, or of few seeds, are hard to read: then each line has a bar at its end, the highlighted one a band
