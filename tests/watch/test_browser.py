@@ -103,7 +103,7 @@ def append(folder, *rows, end="\n"):
 def test_values_appear_without_a_reload(browser, tmp_path):
     write_run(tmp_path, CONFIG, 0.5, until=6)
     with watching(browser, tmp_path):
-        wait(browser, lambda: "6 of 20" in text(browser, "#now tr[data-run] td:nth-of-type(3)"))
+        wait(browser, lambda: "6 of 20" in text(browser, "#now tr[data-run] td:nth-of-type(1)"))
         ((at, _),) = ends(browser)
         assert at == 6
         append(tmp_path, {"round": 7}, {"round": 8, "before": 0.875, "samples": 4000})

@@ -96,15 +96,25 @@ def document(around: Frame, parts: list[Part], data: dict[str, Any]) -> str:
 
 
 def content(
-    results: Results, table: MainTable, claims: list[Claim], data: dict[str, Any], *, target: float | None = None
+    results: Results,
+    table: MainTable,
+    claims: list[Claim],
+    data: dict[str, Any],
+    *,
+    target: float | None = None,
+    is_live: bool = False,
 ) -> list[Part]:
-    """Return the sections; those that the results do not fill have no body. ``data`` are the numbers of the charts."""
+    """Return the sections; those that the results do not fill have no body. ``data`` are the numbers of the charts.
+
+    ``is_live``: the page says elsewhere which runs are missing.
+    """
     score, called = escape(results.score.axis().capitalize()), escape(results.score.name.capitalize())
     beside = "; below it the paper's value" if table.beside_paper else ""
     sampled = escape(f" {sampled_clients(results.columns)}".rstrip())
     whose = "a sample of clients'" if sampled else "all clients'"
     return [
-        Part("verdict", "Verdict", "", sections.verdict(results, table, claims) + sections.missing(results)),
+        Part("verdict", "Verdict", "", sections.verdict(results, table, claims)
+             + ("" if is_live else sections.missing(results))),
         Part("table", "Results", f"{score}{TABLE_WORDS.format(beside=beside, whose=whose)}{sampled}",
              sections.main_table(table) + sections.standings(table)),
         Part("metrics", "More metrics", METRIC_WORDS, metrics.section(results)),

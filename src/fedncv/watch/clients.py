@@ -18,6 +18,11 @@ COUNTED, REFUSED, ABSENT, EXCLUDED, AWAITED, UNDRAWN = (
     "counted", "refused", "absent", "excluded", "not joined", "not drawn yet",
 )  # fmt: skip
 
+KEYS = "<ul class='keys'>" + "".join(
+    f"<li><svg class='strip key' viewBox='0 0 4 12'><path class='{state}' d='M0 0h3v12h-3z'/></svg>{words}</li>"
+    for state, words in ((COUNTED, "counted"), (REFUSED, "refused"), (ABSENT, "no reply in time"))
+) + "</ul>"  # fmt: skip
+
 
 class Client(NamedTuple):
     client: int
@@ -143,7 +148,7 @@ def table(followed: FollowedRun, run: Run) -> str:
         "Last counted reply",
         f"Rounds {shown.start} to {last}" if last else "Rounds",
     )
-    return rows_below("Clients", heads, rows) + (more if run.config.clients > len(found) else "")
+    return rows_below("Clients", heads, rows) + KEYS + (more if run.config.clients > len(found) else "")
 
 
 def rows_below(label: str, heads: tuple[str, ...], rows: list[str]) -> str:

@@ -36,6 +36,7 @@ FOOTER = (
     "Kept current by <code>fedncv watch</code>, which only reads. <code>fedncv report</code> writes this page to a "
     "file."
 )
+FINAL = ("verdict", "table", "work")  # sections that say nothing before a run is finished
 EMPTY: dict[str, Any] = {
     "ours": "", "score": "score", "percent": [], "methods": [], "metrics": {}, "curves": [], "variance": [],
     "scale": [],
@@ -142,12 +143,13 @@ class LivePage:
             results = gather(self._folder.root, given=self._folder.given, is_live=True)
             main = table.main_table(results)
             data = page.chart_data(results)
-            parts = page.content(results, main, claims(results, main), data)
+            parts = page.content(results, main, claims(results, main), data, is_live=True)
             json.dumps(data, allow_nan=False)
             self._frame = page.frame(results)
             self._results, self._data = results, data
             curves = [part._replace(words=part.words + BEGUN) for part in parts if part.key == "curves"]
-            self._report = curves + [part for part in parts if part.key != "curves"]
+            empty = () if results.num_finished else FINAL
+            self._report = curves + [part for part in parts if part.key not in ("curves", *empty)]
         except Exception as error:  # a folder that is damaged in a way nobody thought of must not end the server
             words = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
             self._report = [

@@ -4,6 +4,7 @@ from collections import Counter
 from html import escape
 
 from fedncv.report import names
+from fedncv.study import TUNING
 from fedncv.watch.clients import REASON, age, badge, is_federation, log, rows_below, table
 from fedncv.watch.condition import FAILED, FINISHED, QUIET, RUNNING, STOPPED, UNREADABLE, WAITING, Condition
 from fedncv.watch.follow import FollowedFolder
@@ -145,7 +146,7 @@ def _table(found: Overview, titles: dict[str, str]) -> str:
     kept = lines if len(lines) <= FEW else [each for each in lines if each.condition.state not in (FINISHED, WAITING)]
     if not kept:
         return ""
-    heads = ("Run", "Seed", "State", "Progress", "Before / after", "Time left", "Samples/s", "Last row")
+    heads = ("Run", "Progress", "State", "Before / after", "Time left", "Samples/s", "Last row")
     said = rows_below("Runs", heads, [_row(line, titles) for line in kept[:SHOWN]])
     if len(kept) > SHOWN:
         said += f"<p class='soft small'>{len(kept) - SHOWN:,} more runs are not listed.</p>"
@@ -157,9 +158,9 @@ def _table(found: Overview, titles: dict[str, str]) -> str:
 def _row(line: Line, titles: dict[str, str]) -> str:
     title = titles.get(line.method, line.method) or line.name
     why = f"<small class='why'>{escape(line.condition.why[:REASON])}</small>" if line.condition.why else ""
-    place = (
-        f"<small>{escape(line.column)}{' · tuning' if line.is_tuning and 'tuning' not in line.column else ''}</small>"
-    )
+    tuning = "tuning" if line.is_tuning and TUNING not in line.column else ""
+    words = [f"seed {line.seed}" if line.seed >= 0 else "", line.column, tuning]
+    place = f"<small>{escape(' · '.join(filter(None, words)))}</small>"
     progress = (
         f"<span class='meter small'><span style='width:{100 * line.share:.1f}%'></span></span>"
         f"<small>{line.round:,} of {line.rounds:,}</small>"
@@ -169,10 +170,9 @@ def _row(line: Line, titles: dict[str, str]) -> str:
     left = "–" if line.left is None or line.condition.state != RUNNING else names.duration(line.left)
     rate = "–" if line.rate is None else names.quantity(line.rate)
     return (
-        f"<tr data-run='{escape(line.name)}'><th>{escape(title)}{place}</th>"
-        f"<td>{'' if line.seed < 0 else line.seed}</td>"
+        f"<tr data-run='{escape(line.name)}'><th>{escape(title)}{place}</th><td>{progress}</td>"
         f"<td>{badge(line.condition.state, line.condition.words)}{why}</td>"
-        f"<td>{progress}</td><td>{escape(' / '.join(line.scores)) or '–'}</td><td>{left}</td><td>{rate}</td>"
+        f"<td>{escape(' / '.join(line.scores)) or '–'}</td><td>{left}</td><td>{rate}</td>"
         f"<td>{age(line.last)}</td></tr>"
     )
 
