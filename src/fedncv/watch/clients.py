@@ -92,7 +92,7 @@ def _number(text: Any) -> int:
 def _ends(followed: FollowedRun) -> dict[int, float]:
     """Return round -> about when it ended: the time of the last row, less the seconds of the rounds after it."""
     at, found = followed.last_row, {}
-    for number, seconds in sorted(followed.seconds().items(), reverse=True):
+    for number, seconds in sorted(followed.seconds.items(), reverse=True):
         found[number] = at
         at -= seconds
     return found

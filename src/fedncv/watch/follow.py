@@ -8,7 +8,6 @@ import itertools
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from fedncv import heartbeat
 from fedncv.config import RunConfig, read_toml
@@ -22,6 +21,7 @@ from fedncv.watch.tail import Stamp, Tail, stamp
 
 LARGEST = 1 << 20  # bytes of a config, a study or a partition that is read
 PLANNED = 100_000  # runs
+BELOW = ("before", "after")
 LATEST = 10  # rounds that the pace of a run is measured over
 
 
@@ -35,6 +35,10 @@ class FollowedRun:
         self.config: RunConfig | None = None
         self.beat: Beat | None = None
         self.error = ""
+        self.rounds, self.status = 0, "unreadable"  # those of ``run``, which it would count again
+        self.scores: tuple[str, ...] = ()  # the latest, before and after local training, in words
+        self.seconds: dict[int, float] = {}
+        """Round -> the seconds of it, a share of those of the runs that train together."""
         self._metrics = Tail(folder / METRICS, parse_row, check_cut)
         self._timing, self._machine = Tail(folder / TIMING), Tail(folder / MACHINE)
         self._config_seen: Stamp | None = None
@@ -49,11 +53,27 @@ class FollowedRun:
             self.error = self._metrics.error
         except (ValueError, RecursionError) as error:
             changed, self.error = False, str(error) or type(error).__name__
+        changed = changed or before[0] != self.error
+        if changed:
+            self._summarise()
         return changed or before != (self.error, self.beat, self._locked)
+
+    def _summarise(self) -> None:
+        run, clocks = self.run, {}
+        for row in self._timing.rows:
+            at, took = row.get("round"), row.get("seconds")
+            if type(at) is int and isinstance(took, int | float) and 0 <= took < 1e12 and "extended" not in row:
+                clocks[at] = float(took)
+        self.seconds = clocks
+        self.rounds, self.status, self.scores = 0, "unreadable", ()
+        if run is not None:
+            self.rounds, self.status = run.rounds, run.status
+            latest = [value for value in map(run.last, BELOW) if value is not None]
+            self.scores = tuple(f"{run.score.show(value, 1)}{run.score.unit}" for value in latest)
 
     def _look(self) -> bool:
         changed = self._look_at_config()
-        if not changed and self.run is not None and self.run.status == "finished":
+        if not changed and self.status == "finished":
             if not self._metrics.look():  # as nearly always
                 return False
             changed = True
@@ -89,8 +109,8 @@ class FollowedRun:
         return None if self.config is None or self.error else Run(self.folder, self.config, self._metrics.rows)
 
     @property
-    def timing(self) -> list[dict[str, Any]]:
-        return self._timing.rows
+    def has_rows(self) -> bool:
+        return bool(self._metrics.rows)
 
     @property
     def changed(self) -> float:
@@ -102,22 +122,13 @@ class FollowedRun:
     def last_row(self) -> float:
         return self._metrics.changed
 
-    def seconds(self) -> dict[int, float]:
-        """Return round -> the seconds of it, a share of those of the runs that train together."""
-        found: dict[int, float] = {}
-        for row in self.timing:
-            at, took = row.get("round"), row.get("seconds")
-            if type(at) is int and isinstance(took, int | float) and 0 <= took < 1e12 and "extended" not in row:
-                found[at] = float(took)
-        return found
-
     def condition(self, now: float) -> Condition:
         run = self.run
         if run is None:
             return Condition(UNREADABLE, self.error)
-        if run.status == "finished":
+        if self.status == "finished":
             return Condition(FINISHED)
-        slowest = max(list(self.seconds().values())[-LATEST:], default=0.0)
+        slowest = max(list(self.seconds.values())[-LATEST:], default=0.0)
         silent = max(0.0, now - (self.changed or now))
         return condition(run, self.beat, locked=self._locked, silent=silent, slowest=slowest)
 

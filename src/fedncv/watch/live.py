@@ -127,11 +127,9 @@ class LivePage:
         """Return what decides whether the report must be made again; running runs only by their having begun."""
         runs = []
         for path, followed in self._folder.runs.items():
-            run = followed.run
             if not followed.is_tuning:
-                state = (followed.error, "unreadable") if run is None else (run.status, bool(run.rows))
-                settled = followed.last_row if run is None or run.status != "unfinished" else 0.0
-                runs.append((path, *state, settled, followed.config))
+                settled = 0.0 if followed.status == "unfinished" else followed.last_row
+                runs.append((path, followed.error, followed.status, followed.has_rows, settled, followed.config))
         return runs, self._folder.study, self._folder.error
 
     def _make_report(self) -> None:

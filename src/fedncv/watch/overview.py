@@ -18,7 +18,6 @@ from fedncv.watch.condition import FAILED, FINISHED, RUNNING, UNREADABLE, WAITIN
 from fedncv.watch.follow import LATEST, FollowedFolder, FollowedRun
 
 ENDED = (FINISHED, FAILED, UNREADABLE)  # states of runs that will not go on by themselves
-BELOW = ("before", "after")
 
 
 class Line(NamedTuple):
@@ -138,8 +137,7 @@ def _item(folder: FollowedFolder, followed: FollowedRun, now: float) -> _Item:
                 last=followed.last_row, is_tuning=followed.is_tuning)  # fmt: skip
     if run is None:
         return _Item(line, config, followed)
-    scores = tuple(f"{run.score.show(value, 1)}{run.score.unit}" for value in map(run.last, BELOW) if value is not None)
-    return _Item(line._replace(round=run.rounds, scores=scores), config, followed)
+    return _Item(line._replace(round=followed.rounds, scores=followed.scores), config, followed)
 
 
 # ---- pace ------------------------------------------------------------------------------------------------
@@ -152,7 +150,7 @@ class _Paces:
         self._own: dict[str, float] = {}
         groups: dict[tuple[str, ...], list[float]] = {}
         for item in items:
-            clocks = item.followed.seconds() if item.followed is not None else {}
+            clocks = item.followed.seconds if item.followed is not None else {}
             latest = [seconds for at, seconds in list(clocks.items())[-LATEST:] if at]
             if latest:
                 pace = sum(latest) / len(latest)
@@ -189,7 +187,7 @@ def _rate(items: list[_Item]) -> float | None:
             continue
         first, last = min(counts), max(counts)
         before = counts[first] if first > 1 else 0
-        clocks = item.followed.seconds()
+        clocks = item.followed.seconds
         spent = [clocks.get(t) for t in range(first + 1 if first > 1 else 1, last + 1)]
         if None not in spent and spent:
             samples += counts[last] - before
