@@ -31,6 +31,7 @@ except ImportError:  # no POSIX system
 OFTEN = 5.0  # seconds between two writes while rounds are finished
 LARGEST = 65_536  # bytes that are read of the file
 RUNNING, FINISHED, FAILED, STOPPED = "running", "finished", "failed", "stopped"
+PLAIN = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # neither links nor waits for a pipe
 # struct flock: type, whence, start, length, process
 FLOCK = {"linux": "hhqqi", "darwin": "qqihh"}
 
@@ -74,7 +75,7 @@ def write(folder: Path, state: str, reason: str = "") -> None:
 def read(folder: Path) -> Beat | None:
     """Return what status.json says; None if there is none, or it is damaged or a symbolic link."""
     try:
-        descriptor = os.open(folder / STATUS, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        descriptor = os.open(folder / STATUS, PLAIN)
         with open(descriptor, "rb") as file:
             found = json.loads(file.read(LARGEST))
         beat = Beat(**{name: found[name] for name in Beat._fields})
@@ -95,7 +96,7 @@ def is_locked(folder: Path) -> bool | None:
     kind = form.index("h")  # where the type of the lock is; a lock at 0 of length 0 is about the whole file
     asked = [fcntl.F_WRLCK if i == kind else 0 for i in range(len(form))]
     try:
-        descriptor = os.open(folder / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        descriptor = os.open(folder / LOCK, PLAIN)
     except FileNotFoundError:
         return False
     except OSError:

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedncv.heartbeat import PLAIN
+
 MOST = 1 << 24  # bytes that one look reads; a longer line is refused
 CHECKED = 1 << 16  # bytes before the place where a look stopped that the next one compares
 
@@ -46,7 +48,7 @@ def stamp(path: Path) -> Stamp | None:
 def open_plain(path: Path) -> int:
     """Return a descriptor of an ordinary file, also if somebody exchanges it for a link or a pipe at this moment."""
     try:
-        return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        return os.open(path, PLAIN)
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from None
 
