@@ -6,42 +6,25 @@ import shutil
 import threading
 
 import pytest
+from browsers import MARKS, chromium, contrast
 from hostile_runs import hostile_folder, hostile_study
 from made_up_runs import made_up_study, write_run, write_study
+from selenium.webdriver.common.by import By
+from selenium.webdriver.support.ui import WebDriverWait
 
 from fedncv.config import RunConfig
 from fedncv.watch import live
 from fedncv.watch.live import LivePage
 from fedncv.watch.server import open_server
 
-webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
-from selenium.webdriver.common.by import By  # noqa: E402
-from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
-
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-pytestmark = [
-    pytest.mark.skipif(
-        not (CHROMIUM and DRIVER), reason="no Chromium with its driver here: `make browser` installs it"
-    ),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # of the driver's sockets
-]
-FLAGS = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync --disable-dev-shm-usage --window-size=1280,900"
-)
+pytestmark = MARKS
 CONFIG = RunConfig(clients=20, per_round=5, rounds=20, eval_every=2)
 
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for flag in [*FLAGS.split(), f"--user-data-dir={tmp_path_factory.mktemp('profile')}"]:
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options, webdriver.ChromeService(DRIVER))
-    yield driver
-    driver.quit()
+    with chromium(tmp_path_factory.mktemp("profile")) as driver:
+        yield driver
 
 
 @contextlib.contextmanager
@@ -131,7 +114,7 @@ def test_what_a_reader_has_chosen_survives_the_changes(browser, tmp_path):
             1
         ].click()
         browser.find_element(By.CSS_SELECTOR, "#main th[data-column='1'] button").click()
-        browser.find_element(By.CSS_SELECTOR, "#verdict details summary").click()
+        browser.find_element(By.CSS_SELECTOR, "#table details summary").click()
 
         def order():
             rows = browser.find_elements(By.CSS_SELECTOR, "#main tbody tr")
@@ -144,6 +127,7 @@ def test_what_a_reader_has_chosen_survives_the_changes(browser, tmp_path):
         wait(browser, lambda: "18 of 18 runs finished" in text(browser, "#now .headline"))
         wait(browser, lambda: not ends(browser))
         assert order() == ["fedncv", "scaffold", "fedavg"]
+        assert browser.execute_script("return document.querySelector('#table details').open")
         lines = browser.find_elements(By.CSS_SELECTOR, "#curves-chart g[data-method]")
         assert {line.get_attribute("data-method") for line in lines} == {"fedavg", "fedncv"}
         assert "EMNIST" in browser.find_element(By.CSS_SELECTOR, "#curves-chart svg[tabindex]").get_attribute(
@@ -233,13 +217,3 @@ def test_it_fits_every_screen_by_day_and_night(browser, tmp_path, width, dark):
         for ink, paper in {tuple(pair) for pair in colours}:
             assert contrast(ink, paper) >= 4.5, (ink, paper)  # WCAG AA
     assert browser.get_log("browser") == []
-
-
-def contrast(a, b):
-    def luminance(text):
-        channels = [float(x) / 255 for x in text[text.index("(") + 1 : -1].split(",")[:3]]
-        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
-        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-    dim, bright = sorted((luminance(a), luminance(b)))
-    return (bright + 0.05) / (dim + 0.05)
