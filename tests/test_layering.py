@@ -19,7 +19,7 @@ LAYERS = [
     ("config", "functional", "estimators", "group_norm"),
     ("flat",),
     ("results", "study", "recipes"),
-    ("data", "figures", "metrics", "models", "optimizers", "tasks", "theory"),
+    ("data", "figures", "heartbeat", "metrics", "models", "optimizers", "tasks", "theory"),
     ("cluster", "methods", "notebook"),
     ("objects",),
     ("engine",),
@@ -28,13 +28,16 @@ LAYERS = [
     ("runner",),
     ("simulation",),
     ("flower", "report", "studies"),
-    ("tensorboard",),
+    ("tensorboard", "watch"),
     ("cli",),
     ("__main__",),
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 # Those that read what runs have left, and what they may import beside each other.
-READERS = {"catalogue", "comparison", "config", "figures", "probe", "report", "results", "schedule", "spec", "study"}
+READERS = {
+    "catalogue", "comparison", "config", "figures", "heartbeat", "probe", "report", "results", "schedule", "spec",
+    "study", "watch",
+}  # fmt: skip
 LIGHT = [
     "fedncv",
     *(f"fedncv.{name}" for name in sorted(READERS)),
@@ -42,6 +45,7 @@ LIGHT = [
     "fedncv.cli.methods",
     "fedncv.cli.report",
     "fedncv.cli.show",
+    "fedncv.cli.watch",
 ]
 
 

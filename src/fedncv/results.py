@@ -23,6 +23,7 @@ from fedncv.config import (
 CONFIG, METRICS, TIMING, STATE = "config.toml", "metrics.jsonl", "timing.jsonl", "state.safetensors"
 MACHINE = "machine.jsonl"  # a line for every time the run was started or resumed: when, and on which machine
 LOCK = ".lock"  # held by the process that trains the run
+STATUS = "status.json"  # what that process last said of itself, for `fedncv watch`
 ACCURACY = "accuracy"  # the only score shown in percent and compared with the label prior
 MODEL = "model.safetensors"  # written by `fedncv export`
 
@@ -187,19 +188,27 @@ def read_rows(folder: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     *lines, cut = path.read_bytes().split(b"\n")
-    rows = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            row = json.loads(line)
-            fault = _fault(row)
-        except (ValueError, RecursionError):
-            fault = "is not a row of metrics: it is not JSON"
-        if fault:
-            raise _damaged(path, number, fault)
-        rows.append(row)
-    if not cut.startswith(ROW_BEGINS[: len(cut)]):
-        raise _damaged(path, len(lines) + 1, "is not the beginning of a row")
+    rows = [parse_row(path, number, line) for number, line in enumerate(lines, start=1)]
+    check_cut(path, len(lines) + 1, cut)
     return rows
+
+
+def parse_row(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    """Return the row in a complete line of metrics.jsonl. Raise ValueError if it is damaged."""
+    try:
+        row = json.loads(line)
+        fault = _fault(row)
+    except (ValueError, RecursionError):
+        fault = "is not a row of metrics: it is not JSON"
+    if fault:
+        raise _damaged(path, number, fault)
+    return dict(row)
+
+
+def check_cut(path: Path, number: int, cut: bytes) -> None:
+    """Raise ValueError if a last line without its end cannot be the beginning of a row."""
+    if not cut.startswith(ROW_BEGINS[: len(cut)]):
+        raise _damaged(path, number, "is not the beginning of a row")
 
 
 def _damaged(path: Path, number: int, fault: str) -> ValueError:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from fedncv import termination
+from fedncv import heartbeat, termination
 from fedncv.config import RunConfig
 from fedncv.data import holdings, prior_accuracy
 from fedncv.engine import gradients
@@ -52,6 +52,7 @@ class LiveRun:
 
     def __post_init__(self) -> None:
         self._journal = None
+        self._heart: heartbeat.Heart | None = None
         if self.folder is not None:
             from fedncv.store import Journal, samples_mark
 
@@ -89,6 +90,9 @@ class LiveRun:
             held = holdings(self.problem.dataset, *self.problem.clients)
             words = {"data": config.data, "partition": config.partition, "seed": config.seed}
             self._journal.begin(engine, layers, why, words | held)
+        if self.folder is not None:
+            self._heart = heartbeat.Heart(self.folder)
+            self._say(heartbeat.RUNNING)
 
     def complete(self, state: State, row: Row, seconds: float) -> None:
         """Record the round that led to ``state``."""
@@ -99,6 +103,8 @@ class LiveRun:
             self._journal.append(state, row, {"round": state.round, "seconds": seconds})
             if state.round % config.checkpoint_every == 0 or state.round == config.rounds:
                 self._journal.checkpoint()
+        if self._heart is not None:
+            self._heart.beat()
 
     def fail(self, error: DivergedError) -> None:
         self.error = error
@@ -115,8 +121,24 @@ class LiveRun:
         if self._journal is not None and not self.is_finished:
             self._journal.stop(self.stopped)
 
+    def interrupted(self, by: BaseException) -> None:
+        """Write why the run ended before its last round, for those who watch."""
+        if not self.is_finished and self.error is None and not self.stopped:
+            quiet = {KeyboardInterrupt: "stopped by Ctrl-C", termination.Terminated: "stopped by SIGTERM"}
+            failed = f"{type(by).__name__}: {by}".rstrip(": ")
+            state = heartbeat.STOPPED if type(by) in quiet else heartbeat.FAILED
+            self._say(state, quiet.get(type(by), failed))
+
+    def _say(self, state: str, reason: str = "") -> None:
+        if self._heart is not None:
+            self._heart.say(state, reason)
+
     def close(self) -> None:
         """Release the lock on the folder."""
+        if self.error is not None:
+            self._say(heartbeat.FAILED, str(self.error))
+        elif self.is_finished or self.stopped:
+            self._say(heartbeat.FINISHED if self.is_finished else heartbeat.STOPPED, self.stopped)
         if self.folder is not None:
             from fedncv.store import release
 
@@ -201,8 +223,9 @@ def _train(engine: Engine, runs: list[LiveRun], on_round: OnRound | None) -> Non
                 done = [outcome for outcome in settled if not isinstance(outcome, DivergedError)]
                 _complete(engine, live, [state for state, _ in done], [row for _, row in done], began, on_round)
                 engine, live = _still_live(engine, live)
-    except BaseException:  # Ctrl-C, SIGTERM, a callback that raised, a worker that failed
+    except BaseException as error:  # Ctrl-C, SIGTERM, a callback that raised, a worker that failed
         for run in runs:
+            run.interrupted(error)
             run.checkpoint()
         raise
     finally:
@@ -335,6 +358,8 @@ def run_group(group: list[Path], watch: Watch, on_round: OnRound | None = None) 
 
     def fail(folder: Path, error: Exception) -> None:
         failures.append(Failure(folder, error))
+        if not isinstance(error, DivergedError) and not heartbeat.is_locked(folder):
+            heartbeat.write(folder, heartbeat.FAILED, str(error))
         watch.fail(folder, str(error))
 
     for folder in group:

@@ -5,6 +5,7 @@
     timing.jsonl        the duration of each round, the layers it was trained in, and when more rounds were planned
     machine.jsonl       date, machine, versions, engine and layers, a line for every start and resume
     partition.json      samples of each class at each client, for the report; of a study it is in the column's folder
+    status.json         what the training process last said of itself, for `fedncv watch`; no result depends on it
     state.safetensors   the latest checkpoint: written to a new file, flushed, renamed; no pickle is ever loaded
     rows-*.bin          rows of clients, if they are stored on disk; the checkpoint names those it refers to
 
@@ -56,6 +57,7 @@ from fedncv.results import (
     METRICS,
     MODEL,
     STATE,
+    STATUS,
     TIMING,
     Extension,
     extensions,
@@ -147,7 +149,15 @@ def create(folder: Path, config: RunConfig, *, overwrite: bool = False) -> None:
                 "overwrite=True, or choose another out"
             )
         hold(folder)
-        for name in (STATE, METRICS, TIMING, MACHINE, PARTITION, MODEL):  # replaced below: it is a run at every moment
+        for name in (
+            STATE,
+            METRICS,
+            TIMING,
+            MACHINE,
+            STATUS,
+            PARTITION,
+            MODEL,
+        ):  # replaced below: it is a run at every moment
             (folder / name).unlink(missing_ok=True)
         for path in folder.glob(_rows_name("*")):
             path.unlink(missing_ok=True)

@@ -2,42 +2,24 @@
 
 import csv
 import json
-import shutil
 
 import pytest
+from browsers import MARKS, chromium, contrast
 from made_up_runs import made_up_study, write_run, write_study
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
 
 from fedncv.config import Settings
 from fedncv.report.write import write
 
-webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
-from selenium.webdriver.common.by import By  # noqa: E402
-from selenium.webdriver.common.keys import Keys  # noqa: E402
-
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-pytestmark = [
-    pytest.mark.skipif(
-        not (CHROMIUM and DRIVER), reason="no Chromium with its driver here: `make browser` installs it"
-    ),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # of the driver's sockets
-]
-FLAGS = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync --disable-dev-shm-usage --window-size=1280,900"
-)
+pytestmark = MARKS
 SEVEN = ("fedavg", "fedprox", "scaffold", "fedrep", "fedper", "pfedsim", "fedncv")
 
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for flag in [*FLAGS.split(), f"--user-data-dir={tmp_path_factory.mktemp('profile')}"]:
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options, webdriver.ChromeService(DRIVER))
-    yield driver
-    driver.quit()
+    with chromium(tmp_path_factory.mktemp("profile")) as driver:
+        yield driver
 
 
 @pytest.fixture(scope="module")
@@ -195,16 +177,6 @@ def test_it_fits_every_screen_by_day_and_night(browser, folder, width, dark):
     for ink, paper in {tuple(pair) for pair in colours}:
         assert contrast(ink, paper) >= 4.5, (ink, paper)  # WCAG AA
     assert browser.get_log("browser") == []
-
-
-def contrast(a, b):
-    def luminance(text):
-        channels = [float(x) / 255 for x in text[text.index("(") + 1 : -1].split(",")[:3]]
-        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
-        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-    dim, bright = sorted((luminance(a), luminance(b)))
-    return (bright + 0.05) / (dim + 0.05)
 
 
 @pytest.mark.slow

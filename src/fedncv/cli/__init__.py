@@ -10,6 +10,7 @@ COMMANDS = {
     "run": "train a federation with one or more methods and seeds",
     "study": "train a grid of datasets, methods and seeds, such as the paper's Table 1",
     "report": "write the web page, figures and tables of a study or of runs",
+    "watch": "serve that page while runs train, and keep it current",
     "resume": "resume runs that were stopped",
     "show": "print a table and a curve of finished or running runs",
     "export": "write a trained model as an ordinary state_dict",

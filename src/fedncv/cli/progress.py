@@ -15,6 +15,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
 
 from fedncv.config import RunConfig, short_names
 from fedncv.machine import num_cores
+from fedncv.report.names import duration
 from fedncv.results import STATE, read_config, read_runs
 from fedncv.runner import Row, Watch
 from fedncv.studies.cost import expected_samples, measured_samples
@@ -35,17 +36,6 @@ def speed(rounds: int, seconds: float) -> str:
     ('90.0 rounds/min', '5,000.0 rounds/min')
     """
     return f"{60 * rounds / seconds:,.1f} rounds/min"
-
-
-def duration(seconds: float) -> str:
-    """
-    >>> duration(42), duration(600), duration(9000), duration(200_000)
-    ('42 s', '10 min', '2.5 h', '2.3 days')
-    """
-    for limit, size, unit in ((120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")):
-        if seconds < limit:
-            return f"{seconds / size:.1f} {unit}" if unit == "h" else f"{seconds / size:.0f} {unit}"
-    return f"{seconds / 86_400:.1f} days"
 
 
 def start_line(total: int, left: list[RunConfig], where: str = "") -> str:

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from fedncv import store
 from fedncv.cli.arguments import check_out, check_words, parse
-from fedncv.cli.progress import RunProgress, duration
+from fedncv.cli.progress import RunProgress
 from fedncv.cli.summary import print_table
 from fedncv.config import Settings
 from fedncv.data import owners_note
@@ -26,6 +26,7 @@ from fedncv.data.table import markdown
 from fedncv.engine.choose import decide
 from fedncv.engine.problem import build, find_device
 from fedncv.machine import versions
+from fedncv.report.names import duration
 from fedncv.results import CONFIG, read_run
 from fedncv.runner import Watch, alike, reasons, refused, run_folders
 from fedncv.spec import nearest

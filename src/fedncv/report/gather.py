@@ -8,7 +8,8 @@ different settings is shown once for each folder, and different data or partitio
 import json
 import math
 import sys
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,6 +60,7 @@ class Column:
     folder: Path | None = None  # the study's folder of this column
     where: str = ""  # the dataset's name on the page
     apart: str = ""  # the folders, if another column has the same name
+    begun: dict[str, list[Run]] = field(default_factory=dict)  # method -> unfinished runs, if they are to be shown
 
     @property
     def data(self) -> str:
@@ -158,13 +160,15 @@ class Results(NamedTuple):
     @property
     def score(self) -> Score:
         """The score to compare; all runs have the same one."""
-        return next((run.score for run in self.finished), PERCENT)
+        begun = (run for column in self.columns for runs in column.begun.values() for run in runs)
+        return next((run.score for run in (*self.finished, *begun)), PERCENT)
 
     @property
     def protocol(self) -> RunConfig:
         """The settings that all runs share."""
         planned = (cell.config for source in self.sources if source.study for cell in source.study.cells())
-        return next((run.config for run in self.finished), None) or next(planned)
+        begun = (run.config for source in self.sources for run in source.runs)
+        return next((run.config for run in self.finished), None) or next(iter((*planned, *begun)))
 
     @property
     def focus(self) -> str:
@@ -172,6 +176,25 @@ class Results(NamedTuple):
         own = [method for method in self.methods if not names.is_listed(method.partition(APART)[0])]
         ours = names.OURS if names.OURS in self.methods else ""
         return own[0] if len(own) == 1 else ours
+
+
+class Given(NamedTuple):
+    """What a folder holds."""
+
+    study: Study | None
+    made_with: dict[str, str]
+    runs: list[Run]
+    unreadable: dict[Path, str]
+
+
+def on_disk(folder: Path) -> Given:
+    """Read the study and all runs of a folder. Raise ValueError if it has neither."""
+    study = read_study(folder) if (folder / FILE).exists() else None
+    paths = _find(folder)
+    if not paths and study is None:
+        raise ValueError(f"{folder} holds no run (no {CONFIG} in or below it); make some with fedncv run or study")
+    made_with = read_toml(folder / FILE).get("made_with", {}) if study else {}
+    return Given(study, made_with, *read_runs(paths))
 
 
 class Read(NamedTuple):
@@ -183,15 +206,28 @@ class Read(NamedTuple):
     num_planned: int
 
 
-def gather(*folders: Path, allow: tuple[str, ...] = (), out: Path | None = None) -> Results:
-    """Read all results. ``allow`` names fields in which the runs of one folder may differ."""
+def gather(
+    *folders: Path,
+    allow: tuple[str, ...] = (),
+    out: Path | None = None,
+    given: Callable[[Path], Given] = on_disk,
+    is_live: bool = False,
+) -> Results:
+    """Read all results. ``allow`` names fields in which the runs of one folder may differ.
+
+    ``given`` returns what a folder holds. ``is_live``: no run needs to be finished, and columns have those that have
+    begun as well.
+    """
     for folder in folders:
         check_folder(folder)
     places = [folder.resolve() for folder in folders]
     for folder, place in zip(folders, places, strict=True):
         if places.count(place) > 1:
             raise ValueError(f"{folder} is named twice; name every folder once")
-    found = [_read(folder, label, allow) for folder, label in zip(folders, _labels(folders), strict=True)]
+    found = [
+        _read(folder, label, allow, given(folder), is_live)
+        for folder, label in zip(folders, _labels(folders), strict=True)
+    ]
     _check_scores(found)
     ids = names.short([method for read in found for method in _methods(read)])
     columns, missing = join([_renamed(read, ids) for read in found])
@@ -212,12 +248,8 @@ def gather(*folders: Path, allow: tuple[str, ...] = (), out: Path | None = None)
     )
 
 
-def _read(folder: Path, label: str, allow: tuple[str, ...]) -> Read:
-    study = read_study(folder) if (folder / FILE).exists() else None
-    paths = _find(folder)
-    if not paths and study is None:
-        raise ValueError(f"{folder} holds no run (no {CONFIG} in or below it); make some with fedncv run or study")
-    runs, unreadable = read_runs(paths)
+def _read(folder: Path, label: str, allow: tuple[str, ...], given: Given, is_live: bool) -> Read:
+    study, made_with, runs, unreadable = given
     if study is not None and (study.tuning is not None or study.lr):
         allow = (*allow, "lr")
     if study is not None and len(study.clients) > 1:
@@ -225,18 +257,17 @@ def _read(folder: Path, label: str, allow: tuple[str, ...]) -> Read:
     if study is not None:
         allow = (*allow, *{name for changes in study.variants.values() for name in changes})
     _check_protocol(folder, runs, allow)
-    columns, missing = _columns(folder, study, runs, unreadable)
-    if study is None and not any(column.runs for column in columns):
+    columns, missing = _columns(folder, study, runs, unreadable, is_live)
+    if study is None and not is_live and not any(column.runs for column in columns):
         first = missing[0]
         more = f"; {len(missing) - 1} more are not finished" if len(missing) > 1 else ""
         raise ValueError(
             f"{folder} holds no finished run, but a report needs one: {first.name} is {first.status} "
             f"({first.reason or 'no rounds'}){more}; continue stopped runs with `fedncv resume`"
         )
-    for error in unreadable.values():
+    for error in unreadable.values() if not is_live else ():
         print(f"left out: {error}", file=sys.stderr)
     planned = len(study.cells()) if study else len(runs) + len(unreadable)
-    made_with = read_toml(folder / FILE).get("made_with", {}) if study else {}
     return Read(Source(folder, label, study, made_with, runs), columns, missing, planned)
 
 
@@ -343,7 +374,7 @@ def _check_scores(found: list[Read]) -> None:
 
 
 def _columns(
-    folder: Path, study: Study | None, runs: list[Run], unreadable: dict[Path, str]
+    folder: Path, study: Study | None, runs: list[Run], unreadable: dict[Path, str], is_live: bool
 ) -> tuple[list[Column], list[Missing]]:
     columns: dict[str, Column] = {}
     if study is not None:
@@ -361,6 +392,8 @@ def _columns(
         if run.status == "finished":
             column.runs.setdefault(config.method, []).append(run)
         else:
+            if is_live and run.rows:
+                column.begun.setdefault(config.method, []).append(run)
             reason = f"round {run.rounds} of {config.rounds}"
             if run.status == "failed":
                 reason = f"{run.rows[-1]['failed']} ({reason})"
@@ -403,7 +436,11 @@ def _unreadable(folder: Path, path: Path, error: str, study: Study | None) -> Mi
 
 def _renamed(read: Read, ids: dict[str, str]) -> Read:
     """Return the folder with short names of the methods."""
-    columns = [replace(c, runs={ids[method]: runs for method, runs in c.runs.items()}) for c in read.columns]
+
+    def by_id(runs: dict[str, list[Run]]) -> dict[str, list[Run]]:
+        return {ids[method]: each for method, each in runs.items()}
+
+    columns = [replace(column, runs=by_id(column.runs), begun=by_id(column.begun)) for column in read.columns]
     missing = [each._replace(method=ids.get(each.method, each.method)) for each in read.missing]
     return read._replace(columns=columns, missing=missing)
 

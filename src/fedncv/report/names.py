@@ -211,6 +211,17 @@ def quantity(number: float) -> str:
     return _three_digits(number, "", " k", " M", " G")
 
 
+def duration(seconds: float) -> str:
+    """
+    >>> duration(42), duration(600), duration(9000), duration(200_000)
+    ('42 s', '10 min', '2.5 h', '2.3 days')
+    """
+    for limit, size, unit in ((120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")):
+        if seconds < limit:
+            return f"{seconds / size:.1f} {unit}" if unit == "h" else f"{seconds / size:.0f} {unit}"
+    return f"{seconds / 86_400:.1f} days"
+
+
 def _three_digits(number: float, *units: str) -> str:
     for unit in units[:-1]:
         if number < 999.5:  # more would round to 1000

@@ -5,16 +5,48 @@ import math
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedncv.figures import looks
 from fedncv.report import metrics, names, partition, parts, sections, series, variance
-from fedncv.report.gather import Results
+from fedncv.report.gather import Column, Results
 from fedncv.report.table import MainTable
 from fedncv.report.table import sampled as sampled_clients
 from fedncv.report.verdict import Claim
 
 HERE = Path(__file__).parent
+MADE_BY = (
+    "Made by <code>fedncv report</code> from the runs' own result files; its tables and figures are in "
+    "<code>report/</code>, next to this page."
+)
+
+
+class Part(NamedTuple):
+    """A section of the page: its id, heading, words below that in HTML, and body in HTML."""
+
+    key: str
+    title: str
+    words: str
+    body: str
+
+    @property
+    def html(self) -> str:
+        words = f"<p class='soft'>{self.words}</p>" if self.words else ""
+        return f'<h2 id="{self.key}-title">{self.title}</h2>{words}{self.body}'
+
+
+class Frame(NamedTuple):
+    """What is around the sections, as text."""
+
+    title: str
+    facts: str = ""
+    state: str = ""
+    machine: str = ""
+    eyebrow: str = "fedncv report"
+    footer: str = MADE_BY
+    css: str = ""
+    js: str = ""
+    nonce: str = ""  # without which a browser runs no script of a page that is served
 
 
 def page(
@@ -27,36 +59,81 @@ def page(
 ) -> str:
     """Return the page; ``written`` are the files beside it, for its links."""
     data = chart_data(results)
-    score, called = results.score, results.score.name.capitalize()
+    files = Part("files", "Files", "", sections.files(results, list(written)))
+    return document(frame(results), [*content(results, table, claims, data, target=target), files], data)
+
+
+def frame(results: Results) -> Frame:
+    """Return title and facts of the results."""
+    return Frame(results.title, facts(results), sections.state(results), sections.machine_line(results))
+
+
+def document(around: Frame, parts: list[Part], data: dict[str, Any]) -> str:
+    """Return the HTML of a page with these sections, except empty ones; ``data`` are the numbers of its charts."""
+    shown = [part for part in parts if part.body]
+    first = shown[0]
+    fill = {
+        "title": escape(around.title),
+        "eyebrow": escape(around.eyebrow),
+        "facts": escape(around.facts),
+        "state": escape(around.state),
+        "machine": escape(around.machine),
+        "footer": around.footer,
+        "skip": f'<a class="skip" href="#{first.key}">Skip to the {first.title.lower()}</a>',
+        "links": "".join(f'<li><a href="#{part.key}">{part.title}</a></li>' for part in shown),
+        "body": "".join(
+            f'<section id="{part.key}" aria-labelledby="{part.key}-title">{part.html}</section>' for part in shown
+        ),
+        "nonce": f' nonce="{escape(around.nonce)}"' if around.nonce else "",
+        "css": (HERE / "page.css").read_text(encoding="utf-8") + around.css,
+        "js": (HERE / "page.js").read_text(encoding="utf-8") + around.js,
+        # inside a script only "<" could end it
+        "data": json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c"),
+    }
+    text = (HERE / "page.html").read_text(encoding="utf-8")
+    pieces = text.split("@@")  # names between @@ and @@ are replaced
+    return "".join(fill[piece] if i % 2 else piece for i, piece in enumerate(pieces))
+
+
+def content(
+    results: Results,
+    table: MainTable,
+    claims: list[Claim],
+    data: dict[str, Any],
+    *,
+    target: float | None = None,
+    is_live: bool = False,
+) -> list[Part]:
+    """Return the sections; those that the results do not fill have no body. ``data`` are the numbers of the charts.
+
+    ``is_live``: the page says elsewhere which runs are missing.
+    """
+    score, called = escape(results.score.axis().capitalize()), escape(results.score.name.capitalize())
     beside = "; below it the paper's value" if table.beside_paper else ""
     sampled = escape(f" {sampled_clients(results.columns)}".rstrip())
     whose = "a sample of clients'" if sampled else "all clients'"
-    content = [
-        ("verdict", "Verdict", "", sections.verdict(results, table, claims) + sections.missing(results)),
-        ("table", "Results", f"{score.axis().capitalize()}{TABLE_WORDS.format(beside=beside, whose=whose)}{sampled}",
-         sections.main_table(table) + sections.standings(table)),
-        ("metrics", "More metrics", METRIC_WORDS, metrics.section(results)),
-        ("gain", "Gain and cost", "", parts.section(results)),
-        ("curves", "Curves", CURVE_WORDS, _chart("curves", "round samples bytes", "score")
-         if data["curves"] else ""),
-        ("scale", "More clients", f"{called}{SCALE_WORDS}",
-         _chart("scale", "clients", "score") if data["scale"] else ""),
-        ("clients", "Clients", f"{called}{CLIENT_WORDS}{sampled}", sections.clients(results)),
-        ("partition", "Partition", "", partition.section(results)),
-        ("variance", "Variance", VARIANCE_WORDS, variance.section(results) + _chart("variance", "round samples bytes",
-         "variance") if data["variance"] else ""),
-        ("work", "Work and cost", WORK_WORDS, sections.work(results, target)),
-        ("repeat", "Repeat it", "", sections.repeat(results)),
-        ("files", "Files", "", sections.files(results, list(written))),
+    return [
+        Part("verdict", "Verdict", "", sections.verdict(results, table, claims)
+             + ("" if is_live else sections.missing(results))),
+        Part("table", "Results", f"{score}{TABLE_WORDS.format(beside=beside, whose=whose)}{sampled}",
+             sections.main_table(table) + sections.standings(table)),
+        Part("metrics", "More metrics", METRIC_WORDS, metrics.section(results)),
+        Part("gain", "Gain and cost", "", parts.section(results)),
+        Part("curves", "Curves", CURVE_WORDS, _chart("curves", "round samples bytes", "score")
+             if data["curves"] else ""),
+        Part("scale", "More clients", f"{called}{SCALE_WORDS}",
+             _chart("scale", "clients", "score") if data["scale"] else ""),
+        Part("clients", "Clients", f"{called}{CLIENT_WORDS}{sampled}", sections.clients(results)),
+        Part("partition", "Partition", "", partition.section(results)),
+        Part("variance", "Variance", VARIANCE_WORDS, variance.section(results) + _chart("variance",
+             "round samples bytes", "variance") if data["variance"] else ""),
+        Part("work", "Work and cost", WORK_WORDS, sections.work(results, target)),
+        Part("repeat", "Repeat it", "", sections.repeat(results)),
     ]  # fmt: skip
-    content = [part for part in content if part[3]]
-    links = "".join(f'<li><a href="#{key}">{title}</a></li>' for key, title, _, _ in content)
-    body = "".join(
-        f'<section id="{key}" aria-labelledby="{key}-title"><h2 id="{key}-title">{title}</h2>'
-        + (f"<p class='soft'>{words}</p>" if words else "")
-        + f"{text}</section>"
-        for key, title, words, text in content
-    )
+
+
+def facts(results: Results) -> str:
+    """Return data, clients, rounds and model in one line."""
     config = results.protocol
     where = ", ".join(dict.fromkeys(column.where or names.dataset(column.data) for column in results.columns))
     drawn = "" if "per_round" in results.differing else f" of {config.per_round} clients"
@@ -69,22 +146,7 @@ def page(
     skew = "" if "partition" in results.differing else f"{config.partition} · "
     population = "" if "clients" in results.differing else f"{config.clients} clients{', ' if skew else ' · '}"
     model = "various models" if "model" in results.differing else names.thing(config.model)
-    facts = f"{where} · {population}{skew}{per} · {model}"
-    fill = {
-        "title": escape(results.title),
-        "facts": escape(facts),
-        "state": escape(sections.state(results)),
-        "machine": escape(sections.machine_line(results)),
-        "links": links,
-        "body": body,
-        "css": (HERE / "page.css").read_text(encoding="utf-8"),
-        "js": (HERE / "page.js").read_text(encoding="utf-8"),
-        # inside a script only "<" could end it
-        "data": json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c"),
-    }
-    text = (HERE / "page.html").read_text(encoding="utf-8")
-    pieces = text.split("@@")  # names between @@ and @@ are replaced
-    return "".join(fill[piece] if i % 2 else piece for i, piece in enumerate(pieces))
+    return f"{where} · {population}{skew}{per} · {model}"
 
 
 def _chart(name: str, axes: str, kind: str) -> str:
@@ -99,20 +161,21 @@ def chart_data(results: Results) -> dict[str, Any]:
         found = series.curves(column)
         plain = {metric: lines for metric, lines in found.items() if not metric.startswith(series.VARIANCE)}
         other = {metric: lines for metric, lines in found.items() if metric.startswith(series.VARIANCE)}
-        prior = column.prior()
-        if plain:
-            accuracy.append({"title": column.title, "floor": prior, "metrics": _points(plain)})
+        so_far = begun(column)
+        if plain or so_far:
+            group = {"title": column.title, "floor": column.prior(), "metrics": _points(plain)}
+            accuracy.append(group | ({"name": column.name, "begun": so_far} if so_far else {}))
         if other:
             probes.append({"title": column.title, "floor": None, "metrics": _points(other)})
     scale = [
         {"title": data, "floor": None, "metrics": {
-            metric: {method: [[clients, 0, 0, *_rounded(point)] for clients, point in points]
+            metric: {method: [[clients, 0, 0, *_numbers(point)] for clients, point in points]
                      for method, points in lines.items()}
             for metric, lines in metrics.items()
         }}
         for data, metrics in series.over_clients(results).items()
     ]  # fmt: skip
-    wanted = {metric for group in (*accuracy, *probes) for metric in group["metrics"]}
+    wanted = {metric for group in (*accuracy, *probes) for metric in (*group["metrics"], *group.get("begun", ()))}
     look = looks(results.methods)
     return {
         "ours": results.focus,
@@ -129,17 +192,29 @@ def chart_data(results: Results) -> dict[str, Any]:
     }
 
 
-def _points(curves: series.Curves) -> dict[str, Any]:
+def begun(column: Column) -> dict[str, dict[str, list[dict[str, Any]]]]:
+    """Return metric -> method -> the curves of its unfinished runs, for the charts."""
     return {
         metric: {
-            method: [[p.round, round(p.samples), round(p.bytes), *_rounded(p)] for p in points]
-            for method, points in lines.items()
+            method: [{"seed": part.seed, "points": list(map(_point, part.points))} for part in parts]
+            for method, parts in lines.items()
         }
+        for metric, lines in series.begun(column).items()
+    }
+
+
+def _points(curves: series.Curves) -> dict[str, Any]:
+    return {
+        metric: {method: list(map(_point, points)) for method, points in lines.items()}
         for metric, lines in curves.items()
     }
 
 
-def _rounded(point: series.Point) -> list[float | int | None]:
+def _point(p: series.Point) -> list[float | int | None]:
+    return [p.round, round(p.samples), round(p.bytes), *_numbers(p)]
+
+
+def _numbers(point: series.Point) -> list[float | int | None]:
     values = [None if x is None or math.isnan(x) else float(f"{x:.6g}") for x in (point.mean, point.low, point.high)]
     return [*values, point.num_seeds]
 

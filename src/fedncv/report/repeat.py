@@ -36,7 +36,7 @@ def again(results: Results) -> list[Again]:
 
 def _of_source(source: Source, out: str) -> list[Again]:
     if source.study is not None:
-        typed = shlex.split(source.made_with.get("command", "")) or _in_full(source)
+        typed = _typed(source.made_with.get("command", "")) or _in_full(source)
         return [Again(shlex.join([*_without_out(typed), "--out", out]))]
     own = [run for run in source.runs if _objects(run.config)]
     groups = _groups([run for run in source.runs if not _objects(run.config)])
@@ -47,6 +47,15 @@ def _of_source(source: Source, out: str) -> list[Again]:
         words += ["--method", *methods, "--seeds", *map(str, seeds), "--out", where]
         found.append(Again(shlex.join(["fedncv", "run", *words])))
     return found + ([_python(own, out)] if own else [])
+
+
+def _typed(command: str) -> list[str]:
+    """Return the words of the study's command; none if it is not one of fedncv: readers copy what the page shows."""
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        return []
+    return words if words[:2] == ["fedncv", "study"] else []
 
 
 def _objects(config: RunConfig) -> list[str]:

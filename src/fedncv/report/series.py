@@ -23,6 +23,7 @@ CURVES = (
 )  # fmt: skip
 SCORES = tuple(name for name in CURVES if name != "loss")  # these have the unit of the score
 DEFINED = "_defined"  # suffix of the number of clients for which a metric is defined
+MOST_BEGUN = 60  # unfinished runs that are drawn in one column
 MOST = 13  # methods that a reader can distinguish in one figure
 VARIANCE = "variance"  # metrics that begin with this word have their own section
 
@@ -57,9 +58,13 @@ def curves(column: Column) -> Curves:
 
 def more_metrics(column: Column) -> list[str]:
     """Return the metrics that were measured before or after local training besides the score."""
+    return _more_metrics([runs[0] for runs in column.runs.values()])
+
+
+def _more_metrics(runs: list[Run]) -> list[str]:
     found: dict[str, None] = {}
-    for runs in column.runs.values():
-        for row in runs[0].rows:
+    for run in runs:
+        for row in run.rows:
             found |= {name: None for name in row if name.startswith(("before_", "after_"))}
     return [name for name in found if name not in CURVES and not name.endswith((PER_CLIENT, DEFINED, STANDARD_ERROR))]
 
@@ -75,6 +80,25 @@ def _variance_metrics(column: Column) -> list[str]:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+class Part(NamedTuple):
+    """The curve of one unfinished run so far."""
+
+    seed: int
+    points: list[Point]
+
+
+def begun(column: Column) -> dict[str, dict[str, list[Part]]]:
+    """Return metric -> method -> the curve of each of its unfinished runs; of very many, those that are furthest."""
+    runs = [(method, run) for method, each in column.begun.items() for run in each]
+    runs = sorted(runs, key=lambda each: -each[1].rounds)[:MOST_BEGUN]
+    found: dict[str, dict[str, list[Part]]] = {}
+    for metric in (*CURVES, *_more_metrics([run for _, run in runs])):
+        for method, run in runs:
+            if points := _curve([run], metric):
+                found.setdefault(metric, {}).setdefault(method, []).append(Part(run.config.seed, points))
+    return found
 
 
 def _curve(runs: list[Run], metric: str) -> list[Point]:
