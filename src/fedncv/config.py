@@ -401,6 +401,8 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ValueError(f"cannot read {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not valid TOML: {error}") from None
+    except RecursionError:
+        raise ValueError(f"{path} is not valid TOML: it is nested too deeply") from None
 
 
 def write_toml(config: RunConfig) -> str:

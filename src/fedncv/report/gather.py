@@ -5,7 +5,6 @@ protocols are an error that lists the fields that differ. Several folders may di
 different settings is shown once for each folder, and different data or partitions are columns of their own.
 """
 
-import json
 import math
 import sys
 from dataclasses import dataclass, fields, replace
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple
 
 from fedncv.config import RunConfig, Settings, changed_code, named, read_toml
 from fedncv.figures import APART
+from fedncv.files import records
 from fedncv.report import names, paper
 from fedncv.results import (
     CONFIG,
@@ -472,9 +472,9 @@ def seconds(run: Run) -> float | None:
     if not path.exists():
         return None
     total = 0.0
-    for line in path.read_bytes().split(b"\n")[:-1]:
-        try:
-            total += json.loads(line)["seconds"]
-        except (ValueError, KeyError, TypeError):
+    clocks = [row.get("seconds") for row in records(path) or []]
+    for clock in clocks:
+        if not isinstance(clock, int | float):
             return None
-    return total if math.isfinite(total) else None
+        total += clock
+    return total if clocks and math.isfinite(total) else None

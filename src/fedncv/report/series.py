@@ -3,13 +3,13 @@
 The page, the figures and the CSV files are all made from these.
 """
 
-import json
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedncv.comparison import Summary, reached, summary
+from fedncv.files import is_intact, parse
 from fedncv.report import names
 from fedncv.report.gather import Column, Results, seconds
 from fedncv.report.table import write_csv
@@ -161,7 +161,9 @@ def partition(column: Column) -> dict[str, Any] | None:
         sizes = next((run.rows[0]["sizes"] for run in runs if run.rows and "sizes" in run.rows[0]), None)
         return None if not sizes else {"sizes": sizes}
     try:
-        found: dict[str, Any] = json.loads(path.read_bytes())
+        found: dict[str, Any] = parse(path.read_bytes())
+        if not is_intact(found):
+            raise ValueError("its checksum differs")
         if "clients_of_size" in found:
             found["sizes"] = np.repeat(*np.array(found["clients_of_size"], dtype=np.int64))
         held = np.array(found["counts"] if "counts" in found else found["sizes"], dtype=np.int64)
