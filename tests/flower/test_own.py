@@ -126,7 +126,8 @@ def test_dying_at_any_moment_of_a_write_leaves_the_counted_round(own, problem, m
 
 def test_a_full_disk_is_an_error_and_the_counted_round_stays(own, problem, monkeypatch):
     own.write(1, kept(problem, 1.0))
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left"):
-        patch.setattr("fedncv.files.os.fsync", no_space)
+    monkeypatch.setattr("fedncv.files.os.fsync", no_space)
+    with pytest.raises(OSError, match="No space left"):
         own.write(2, kept(problem, 2.0))
+    monkeypatch.undo()
     assert value(own.begin(problem, 0, round=2, counted=1)) == 1
