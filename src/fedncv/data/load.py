@@ -7,6 +7,7 @@ a folder of pictures also by the folder, the classes and the scaling.
 
 import hashlib
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -226,7 +227,8 @@ def _pieces(entry: Entry, source: Path, verify: bool) -> Iterator[Raw]:
         return
     if verify and source.name in entry.md5:
         archive.check_md5(source, entry.md5[source.name])
-    with archive.unpacked(source, cache_folder() / "unpacked") as folder:
+    limit = max(archive.LIMIT, 4 * entry.num_images * math.prod(entry.shape))
+    with archive.unpacked(source, cache_folder() / "unpacked", limit=limit) as folder:
         inner = find(entry, folder)
         if inner is None or not inner.is_dir():
             raise ValueError(f"{source} does not hold {', '.join(entry.files)}; it is the wrong archive")
