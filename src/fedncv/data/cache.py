@@ -27,6 +27,7 @@ import torch
 from fedncv.data.dataset import Dataset
 from fedncv.data.raw import Moments, Raw
 from fedncv.files import checksum, is_intact, parse, sealed
+from fedncv.spec import expanded
 
 FORMAT = 2
 STALE_SECONDS = 86_400  # a temporary folder of that age was left by a killed process
@@ -35,7 +36,7 @@ STALE_SECONDS = 86_400  # a temporary folder of that age was left by a killed pr
 def cache_folder() -> Path:
     """Return FEDNCV_CACHE, or ``fedncv`` in the platform's cache folder."""
     if chosen := os.environ.get("FEDNCV_CACHE"):
-        return Path(chosen).expanduser()
+        return expanded(chosen)
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Caches" / "fedncv"
     if sys.platform == "win32":

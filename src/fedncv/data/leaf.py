@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from fedncv.data.dataset import Dataset
 from fedncv.data.text import ALPHABET, characters
+from fedncv.spec import expanded
 
 Kind = Literal["auto", "femnist", "shakespeare", "sent140", "numbers"]
 Array = NDArray[Any]
@@ -94,7 +95,7 @@ def read_leaf(path: Path | str, *, kind: Kind = "auto", length: int = 140) -> Da
     """
     if length < 1:
         raise ValueError(f"leaf: length is {length}; it must be at least 1")
-    folder = Path(path).expanduser()
+    folder = expanded(path)
     x, y, owners = [], [], []
     for file in files(folder):
         for user, (samples, labels) in _users(file).items():

@@ -41,7 +41,7 @@ def write(
         if not content:
             path.unlink(missing_ok=True)  # from an earlier report
             continue
-        write_atomically(path, content.encode())
+        write_atomically(path, content.encode(errors="backslashreplace"))
     return [folder / PAGE, *written]
 
 
