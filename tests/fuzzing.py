@@ -144,7 +144,7 @@ def data(rng):
 GRAMMARS = {
     "method": method, "methods": method, "what": method, "reference": method, "data": data, "datasets": data,
     "partition": lambda rng: with_knobs(rng, PARTITIONS), "stream": lambda rng: with_knobs(rng, STREAMS),
-    "optimizer": lambda rng: with_knobs(rng, {name: each for name, each in OPTIMIZERS.items()}),
+    "optimizer": lambda rng: with_knobs(rng, OPTIMIZERS),
     "schedule": lambda rng: with_knobs(rng, SCHEDULES), "task": lambda rng: rng.choice(list(TASKS)),
     "model": lambda rng: rng.choice(list(MODELS)), "metrics": lambda rng: rng.choice([*CLASSIFICATION, *REGRESSION]),
     "probe": lambda rng: f"every={rng.choice(WHOLE)}", "device": lambda rng: rng.choice(
@@ -156,10 +156,7 @@ GRAMMARS = {
 def text(rng, name):
     """A value of an option of type str."""
     grammar = GRAMMARS.get(name)
-    if grammar is not None and rng.random() < 0.7:
-        found = grammar(rng)
-    else:
-        found = rng.choice([*WORDS, *FILES, *FILES])
+    found = grammar(rng) if grammar is not None and rng.random() < 0.7 else rng.choice([*WORDS, *FILES, *FILES])
     return mutated(rng, found) if rng.random() < 0.1 else found
 
 
@@ -224,10 +221,12 @@ def words_of(rng, option):
 
 
 SMALL = {
-    "model": "mlp", "clients": "5", "per_round": "2", "rounds": "2", "epochs": "1", "draws": "10", "engine": "sequential",
+    "model": "mlp", "clients": "5", "per_round": "2", "rounds": "2", "epochs": "1", "draws": "10",
+    "engine": "sequential",
 }  # fmt: skip
 FIRST = {
-    "study": ["smoke"], "variance": ["fedavg"], "methods": ["scaffold"], "datasets": ["synthetic"], "resume": ["run", "runs"],
+    "study": ["smoke"], "variance": ["fedavg"], "methods": ["scaffold"], "datasets": ["synthetic"],
+    "resume": ["run", "runs"],
     "show": ["run", "runs"], "export": ["run"], "report": ["run", "runs", "study"], "federation": ["federation"],
 }  # fmt: skip
 
@@ -236,7 +235,8 @@ def argv(rng, known, number):
     """A command line: small settings, a new place to write to, and a few options drawn at random."""
     weights = [(3 + len(command.options)) / (4 if len(command.words) > 1 else 1) for command in known]
     command = rng.choices(known, weights)[0]
-    drawn = rng.sample(command.options, min(len(command.options), rng.choice([0, 1, 1, 1, 2, 2, 3])))
+    often = [option for option in command.options for _ in range(3 if option.name in GRAMMARS else 1)]
+    drawn = list(dict.fromkeys(rng.choices(often, k=rng.choice([0, 1, 1, 1, 2, 2, 3]) if often else 0)))
     place = f"out/{number}.png" if command.words[0] == "partition" else f"out/{number}"
     words = list(command.words)
     for option in command.options:
@@ -249,6 +249,6 @@ def argv(rng, known, number):
         words += [] if option.positional else words_of(rng, option)
     small = SMALL | {"out": place, "to": place} if len(command.words) == 1 else {"seconds": "0.1"}
     for option in command.options:
-        if option.name in small and option not in drawn and not (command.words[0] == "resume"):
+        if option.name in small and option not in drawn and command.words[0] != "resume":
             words += [f"--{option.name.replace('_', '-')}", small[option.name]]
     return words

@@ -31,6 +31,11 @@ def num_cores() -> int:
     return max(1, min(seen, int(given))) if given.isdecimal() else seen
 
 
+def memory() -> int:
+    """Return the bytes of this machine's memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 @cache
 def _version(package: str) -> str:
     try:

@@ -154,10 +154,9 @@ def _asked(study: Study, arguments: Arguments) -> Study:
     if arguments.seeds < 1:
         raise ValueError(f"--seeds, the number of seeds, must be at least 1, not {arguments.seeds}")
     for name in ("seeds", "tuning_seeds"):
-        if getattr(arguments, name) > MOST_SEEDS:
-            raise ValueError(
-                f"--{name.replace('_', '-')} is the number of seeds, at most {MOST_SEEDS:,}, not {getattr(arguments, name)}"
-            )
+        if (number := getattr(arguments, name)) > MOST_SEEDS:
+            option = f"--{name.replace('_', '-')}"
+            raise ValueError(f"{option}, the number of seeds, must be at most {MOST_SEEDS:,}, not {number}")
     if not arguments.clients:
         raise ValueError("--clients needs at least one number")
     settings = {f.name: getattr(arguments, f.name) for f in fields(Settings)}

@@ -32,6 +32,7 @@ from fedncv.data.tabular import Target, read_table
 from fedncv.imports import Own, make_own, own, own_values
 
 Note = Callable[[str], None]
+LARGEST_SIDE = 2048  # pixels
 LARGE = 50_000_000  # bytes of text that take a while
 
 
@@ -141,6 +142,8 @@ def load_folder(note: Note = to_stderr, *, path: Path | str, size: int = 0, chan
     """
     if channels not in (1, 3):
         raise ValueError(f"channels is {channels}; use 3 for colour or 1 for grey")
+    if not 0 <= size <= LARGEST_SIDE:
+        raise ValueError(f"folder: size is {size}; it must be from 1 to {LARGEST_SIDE:,} pixels, or 0 to keep the size")
     folder = spec.expanded(path)
     items, names = pictures(folder)
     shape = (channels, size, size) if size > 0 else (channels, *picture_size(items[0][0]))

@@ -1,12 +1,13 @@
 """Print rows of probes as tables: one line per method, and errors by round. Squared numbers are relative to
 |full update|^2 unless stated otherwise."""
 
-import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import stats
+
+from fedncv.files import parse
 
 Row = dict[str, Any]
 RELATIVE = ("mse", "bias2", "variance", "plain", "within", "between", "without", "best", "apart")
@@ -32,7 +33,7 @@ def read_rows(path: Path) -> list[Row]:
     seen: set[tuple[Any, ...]] = set()
     for number, line in enumerate(lines[:-1], start=1):
         try:
-            row = json.loads(line)
+            row = parse(line)
             state = federation(row), row["method"], row["seed"], row["round"]
             row["mse"], row["full2"]
         except (ValueError, KeyError, TypeError):
