@@ -35,8 +35,11 @@ def open_here(path: Path, flags: int) -> int:
 def write_atomically(path: Path, data: bytes, *, mark: Callable[[str], None] = lambda _moment: None) -> None:
     """Write the file such that a crash leaves the old one or the new one, never a part. A link is replaced.
 
-    ``mark`` is called at the moments at which a crash would do most harm.
+    ``mark`` is called at the moments at which a crash would do most harm. Raise ValueError if the path is a device, a
+    pipe or a folder, which the file would replace.
     """
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is not a file; choose another path")
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}{NEW}")
     try:
         with os.fdopen(open_here(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
@@ -120,10 +123,9 @@ def sealed(values: dict[str, Any]) -> dict[str, Any]:
 
 def is_intact(values: dict[str, Any]) -> bool:
     """Return whether the record has the content that was sealed; one of an earlier version has no seal."""
-    values = dict(values)
-    seal = values.pop(SEAL, None)
+    rest = {name: value for name, value in values.items() if name != SEAL}
     try:
-        return seal is None or seal == sealed(values)[SEAL]
+        return SEAL not in values or values[SEAL] == sealed(rest)[SEAL]
     except ValueError:  # not a number, such as NaN
         return False
 

@@ -71,6 +71,7 @@ def place(tmp_path, monkeypatch, capsys):
     from PIL import Image
 
     monkeypatch.setenv("FEDNCV_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.delenv("FEDNCV_DATA", raising=False)
     here = tmp_path / "here"
     (here / "empty").mkdir(parents=True)
