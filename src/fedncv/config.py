@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin
 
+from fedncv.files import read_text
 from fedncv.probe import find_probe
 from fedncv.schedule import lr_factor
 from fedncv.spec import OWN, nearest, split, without_module
@@ -426,11 +427,7 @@ def from_dict(values: dict[str, Any], *, where: str, base: RunConfig | None = No
 
 def read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise ValueError(f"{path} is not valid TOML: it is not UTF-8 text") from None
+        return tomllib.loads(read_text(path))
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path} is not valid TOML: {error}") from None
     except RecursionError:

@@ -89,6 +89,16 @@ def truncate(path: Path, length: int) -> None:
         os.close(descriptor)
 
 
+def read_text(path: Path) -> str:
+    """Return the content of a text file. Raise ValueError if it cannot be read, or is not text."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is not a text in UTF-8") from None
+
+
 def checksum(path: Path, length: int | None = None) -> int | None:
     """Return the CRC-32 of the first ``length`` bytes, or of all; None if the file is shorter."""
     check, left = 0, float("inf") if length is None else length

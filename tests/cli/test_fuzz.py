@@ -164,7 +164,7 @@ ABSURD = [
     (["datasets", "--data-dir", "~nosuchuser/x"], "names the home of a user who is not on this machine"),
     (["study", "smoke", "--seeds", "18446744073709551616"], "must be at most 10,000, not 18446744073709551616"),
     (["run", "--config", "deep.toml"], "deep.toml is not valid TOML: it is nested too deeply"),
-    (["run", "--config", "words"], "words is not valid TOML: it is not UTF-8 text"),
+    (["run", "--config", "words"], "words is not a text in UTF-8"),
     (["run", "--data", "a\nb"], "'a\\nb' holds a control character"),
     (["run", "--optimizer", "adagrad:initial=1e308"], "initial must be at least 0 and at most 1e+30, not 1e+308"),
 ]  # fmt: skip

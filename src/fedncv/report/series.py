@@ -164,6 +164,8 @@ def partition(column: Column) -> dict[str, Any] | None:
         found: dict[str, Any] = parse(path.read_bytes())
         if not is_intact(found):
             raise ValueError("its checksum differs")
+        if own := next((run for run in runs if run.folder == path.parent), None):
+            _check_is_of(found, own)
         if "clients_of_size" in found:
             found["sizes"] = np.repeat(*np.array(found["clients_of_size"], dtype=np.int64))
         held = np.array(found["counts"] if "counts" in found else found["sizes"], dtype=np.int64)
@@ -171,6 +173,13 @@ def partition(column: Column) -> dict[str, Any] | None:
     except (ValueError, KeyError, TypeError):
         raise ValueError(f"{path} is damaged; delete it and repeat the study's command") from None
     return found if held.size else None
+
+
+def _check_is_of(found: dict[str, Any], run: Run) -> None:
+    """Raise ValueError if the partition is that of a run with other data, another partition or seed."""
+    for name in ("data", "partition", "seed"):
+        if found.get(name, value := getattr(run.config, name)) != value:
+            raise ValueError(f"it is of {name} {found[name]}")
 
 
 class Spent(NamedTuple):
