@@ -13,8 +13,9 @@ from safetensors.torch import load_file, save_file
 import fedncv
 from fedncv import store
 from fedncv.cli import main
+from fedncv.engine.problem import build
 from fedncv.files import sealed
-from fedncv.results import read_header
+from fedncv.results import read_config, read_header
 
 SETTINGS = {
     "model": "mlp", "clients": 5, "per_round": 2, "rounds": 4, "epochs": 1, "checkpoint_every": 2, "eval_every": 1,
@@ -93,22 +94,25 @@ def test_a_setting_that_was_changed_is_noticed_by_all_who_read_it(run, capsys):
         assert "(lr 0.01, now 0.02); restore one of them" in refused(words, capsys)
 
 
-@pytest.mark.parametrize("name", ["config", "metrics_bytes", "metrics_check", "check", "numbers", "seal"])
-@pytest.mark.parametrize("value", ["gone", None, -1, "text", [], {}, 1e400, True])
-def test_a_header_with_another_type_is_one_line(run, capsys, name, value):
+NAMES = ["config", "metrics_bytes", "metrics_check", "check", "numbers", "seal"]
+
+
+def test_a_header_with_another_type_is_one_line(run):
     """Not damage, which the seal tells, but a file that somebody wrote."""
     path = run / "state.safetensors"
     with safe_open(path, framework="pt") as file:
-        header = json.loads(file.metadata()["fedncv"])
-    if name != "seal":
-        header.pop("seal")
-    if value == "gone":
-        header.pop(name)
-    else:
-        header[name] = value
-    values = header if name == "seal" or value == 1e400 else sealed(header)
-    save_file(load_file(path), path, {"fedncv": json.dumps(values)})
-    assert "state.safetensors" in refused(["resume", run], capsys)
+        whole = json.loads(file.metadata()["fedncv"])
+    tensors = load_file(path)
+    for name in NAMES:
+        for value in ("gone", None, -1, "text", [], {}, True, 0.5):
+            header = {key: each for key, each in whole.items() if key != "seal" or name == "seal"}
+            header |= {name: value}
+            if value == "gone":
+                header.pop(name)
+            save_file(tensors, path, {"fedncv": json.dumps(header if name == "seal" else sealed(header))})
+            with pytest.raises(ValueError, match=r"state\.safetensors") as caught:
+                store.load_state(run, build(read_config(run)))
+            assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["config.toml", "metrics.jsonl", "partition.json"])
@@ -367,8 +371,8 @@ def survive(seed, cases, originals, base, monkeypatch, capsys):
         pytest.fail("\n".join(failed))
 
 
-def test_thirty_damaged_runs_end_with_the_same_numbers_or_a_reason(originals, tmp_path, monkeypatch, capsys):
-    survive(0, 30, originals, tmp_path, monkeypatch, capsys)
+def test_a_dozen_damaged_runs_end_with_the_same_numbers_or_a_reason(originals, tmp_path, monkeypatch, capsys):
+    survive(0, 12, originals, tmp_path, monkeypatch, capsys)
 
 
 @pytest.mark.slow

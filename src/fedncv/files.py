@@ -7,6 +7,7 @@ every change within 32 neighbouring bits, and misses one in 2^32 of all others. 
 """
 
 import errno
+import glob
 import json
 import os
 import secrets
@@ -66,10 +67,10 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def sweep(folder: Path) -> None:
-    """Remove what was being written when a process died; only if no other process writes to the folder."""
-    for path in folder.glob(f"*{NEW}"):
-        path.unlink(missing_ok=True)
+def sweep(path: Path) -> None:
+    """Remove what was being written in place of the file when a process died; only if no other process writes it."""
+    for left in path.parent.glob(f"{glob.escape(path.name)}.{'[0-9a-f]' * 16}{NEW}"):
+        left.unlink(missing_ok=True)
 
 
 def make_folder(folder: Path) -> None:
@@ -131,8 +132,10 @@ def sealed(values: dict[str, Any]) -> dict[str, Any]:
     return values | {SEAL: zlib.crc32(json.dumps(values, allow_nan=False).encode())}
 
 
-def is_intact(values: dict[str, Any]) -> bool:
-    """Return whether the record has the content that was sealed; one of an earlier version has no seal."""
+def is_intact(values: Any) -> bool:
+    """Return whether this is a record with the content that was sealed; one of an earlier version has no seal."""
+    if not isinstance(values, dict):
+        return False
     rest = {name: value for name, value in values.items() if name != SEAL}
     try:
         return SEAL not in values or values[SEAL] == sealed(rest)[SEAL]
@@ -148,7 +151,7 @@ def records(path: Path) -> list[dict[str, Any]] | None:
             values = parse(line)
         except ValueError:
             return None
-        if not isinstance(values, dict) or not is_intact(values):
+        if not is_intact(values):
             return None
         found.append({name: value for name, value in values.items() if name != SEAL})
     return found

@@ -211,7 +211,8 @@ class Journal:
         self._before = str(checkpoint(folder).get("layers", ""))
         self._complete = (state, _written(folder / METRICS))
         self._saved = state  # referenced, so that the rows of the checkpoint on disk are not replaced
-        sweep(folder)
+        for name in (CONFIG, STATE, PARTITION):
+            sweep(folder / name)
         for path, rows in all_rows(state):
             rows.file.place(folder / _rows_name(path))
 

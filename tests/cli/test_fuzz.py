@@ -170,7 +170,7 @@ ABSURD = [
 ]  # fmt: skip
 
 
-def test_absurd_values_are_refused_with_the_value_and_what_is_sensible(place, capsys):
+def test_absurd_values_are_refused_with_what_is_sensible_and_a_study_of_pictures_is_not(place, capsys):
     for words, message in ABSURD:
         assert main([*words, *(["--out", "new"] if words[0] in ("run", "study") else [])]) == 2, words
         said = capsys.readouterr().err
@@ -178,9 +178,6 @@ def test_absurd_values_are_refused_with_the_value_and_what_is_sensible(place, ca
         assert said.startswith("fedncv: "), words
         assert said.count("\n") == 1, words
         assert not (place / "new").exists(), words
-
-
-def test_a_study_on_a_folder_of_pictures_is_planned_and_run(place, capsys):
     words = ["study", "smoke", "--datasets", "folder:path=pictures", "--methods", "fedavg", "--seeds", "1"]
     assert main([*words, "--clients", "3", "--per-round", "2", "--model", "mlp", "--out", "new"]) == 130  # trains not
     assert (place / "new" / "study.toml").exists()
