@@ -280,6 +280,8 @@ def damage(rng, folder, others):
     """Damage a file of the run, remove it, or put that of another run in its place; return what was done."""
     path = rng.choice(sorted(folder.iterdir()))
     other = rng.choice(others) / path.name
+    if path.name in ("timing.jsonl", "machine.jsonl"):  # those of another run are not recognised (docs/runs.md)
+        other = folder / "nothing"
     kind = rng.choice([*DAMAGE, "remove", "swap"])
     if kind == "swap" and other.exists():
         shutil.copy(other, path)
@@ -340,7 +342,9 @@ def ends_well(words, state, folder, reference, capsys):
     if words[0] == "show":
         return "" if out == reference.show[state] else f"other numbers: {out}"
     if words[0] == "export":
-        return "" if (folder / "model.safetensors").read_bytes() == reference.model[state] else "another model"
+        model = (folder / "model.safetensors").read_bytes()  # with an older checkpoint of the run, the model of that
+        known = reference.model.values() if "after round 2" in out else [reference.model[state]]
+        return "" if model in known else "another model"
     if words[0] == "report":
         new = numbers(folder) - reference.report
         return f"other numbers: {sorted(new)[:20]}" if new else ""
@@ -361,7 +365,7 @@ def survive(seed, cases, originals, base, monkeypatch, capsys):
         state = rng.choice(["ended", "stopped"])
         folder = copied(originals, state, base)
         done = [damage(rng, folder, [*others, originals / "stopped" / "run", originals / "ended" / "run"])]
-        commands = ["show", "export", "resume"] + ["report"] * (state == "ended" and rng.random() < 0.3)
+        commands = ["report"] * (state == "ended" and rng.random() < 0.3) + ["show", "export", "resume"]
         for command in commands:
             if why := ends_well([command, "run"], state, folder, reference, capsys):
                 failed.append(f"seed {seed}, case {case}, {state}, {', '.join(done)}, {command}: {why:.500}")

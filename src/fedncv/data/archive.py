@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import Any
 
 from fedncv.data.raw import reason
 
@@ -54,7 +54,7 @@ def unpacked(path: Path, scratch: Path, *, limit: int = LIMIT) -> Iterator[Path]
 class _Counted(io.RawIOBase):
     """A stream that raises an error when more than ``left`` bytes were read from it."""
 
-    def __init__(self, source: IO[bytes], left: int, error: ValueError) -> None:
+    def __init__(self, source: Any, left: int, error: ValueError) -> None:
         self._source, self._left, self._error = source, left, error
 
     def readable(self) -> bool:

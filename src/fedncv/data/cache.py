@@ -44,7 +44,7 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedncv"
 
 
-_checked: dict[tuple[Path, int, int, int], int] = {}  # a file's path, inode, size and time -> its checksum
+_checked: dict[tuple[Path, int, int, int], int | None] = {}  # a file's path, inode, size and time -> its checksum
 
 
 def _checksum(path: Path) -> int | None:

@@ -467,14 +467,12 @@ def _agree(runs: list[Run]) -> bool:
 
 
 def seconds(run: Run) -> float | None:
-    """Return the sum of the run's clocks; None if they are lost. Runs that trained together have equal shares."""
-    path = run.folder / TIMING
-    if not path.exists():
+    """Return the sum of the run's clocks; None if one is lost. Runs that trained together have equal shares."""
+    rows = records(run.folder / TIMING) or []
+    clocks = [row.get("seconds") for row in rows]
+    if {row["round"] for row in run.rows if "failed" not in row} - {
+        row.get("round") for row in rows if type(row.get("round")) is int
+    }:
         return None
-    total = 0.0
-    clocks = [row.get("seconds") for row in records(path) or []]
-    for clock in clocks:
-        if not isinstance(clock, int | float):
-            return None
-        total += clock
+    total = sum(clock if isinstance(clock, int | float) else math.nan for clock in clocks)
     return total if clocks and math.isfinite(total) else None
