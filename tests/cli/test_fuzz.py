@@ -166,7 +166,7 @@ ABSURD = [
     (["run", "--config", "deep.toml"], "deep.toml is not valid TOML: it is nested too deeply"),
     (["run", "--config", "words"], "words is not a text in UTF-8"),
     (["run", "--data", "a\nb"], "'a\\nb' holds a control character"),
-    (["run", "--optimizer", "adagrad:initial=1e308"], "initial must be at least 0 and at most 1e+30, not 1e+308"),
+    (["run", "--optimizer", "adagrad:initial=1e308"], "initial must be at least 0 and at most 1e30, not 1e+308"),
 ]  # fmt: skip
 
 
