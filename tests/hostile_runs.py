@@ -34,7 +34,7 @@ def hostile_folder(out: Path) -> Path:
         (root / f"<b>{seed}</b>" / "log.txt").write_text(EVIL)
         (root / f"<b>{seed}</b>" / "partition.json").write_text(
             json.dumps(
-                {"data": EVIL, "partition": EVIL, "seed": EVIL, "classes": [EVIL, EVIL], "counts": [[1, 2], [3, 4]]}
+                {"data": EVIL, "partition": EVIL, "seed": seed, "classes": [EVIL, EVIL], "counts": [[1, 2], [3, 4]]}
             )
         )
     with (root / "<b>2</b>" / "metrics.jsonl").open("a") as file:

@@ -9,7 +9,7 @@ import fedncv
 from fedncv.cli import main
 from fedncv.methods.fedavg import fedavg
 from fedncv.results import Extension, extensions, notes_on, read_config, read_rows, read_run
-from fedncv.runner import open_run
+from fedncv.runner import extend, open_run
 from fedncv.tree import leaves
 
 QUICK = {
@@ -68,16 +68,38 @@ def test_equal_extensions_of_several_runs_are_one_note(tmp_path):
 
 
 def test_killed_after_the_plan_was_written_it_goes_on(tmp_path):
-    """The config alone has the new number: as if the machine had stopped before the first round."""
+    """As if the machine had stopped before the first round."""
     run = tmp_path / "run"
     fedncv.simulate(out=run, rounds=2, **QUICK)
-    text = (run / "config.toml").read_text()
-    (run / "config.toml").write_text(re.sub("^rounds = 2$", "rounds = 3", text, flags=re.MULTILINE))
+    extend(run, 3)
     assert read_run(run).status == "unfinished"
     for _ in range(2):  # and again, before the next checkpoint
         open_run(run).close()
     fedncv.resume(run)
     assert extensions(run) == [Extension(2, 2, 3)]
+    assert read_run(run).status == "finished"
+
+
+def test_a_number_of_rounds_that_no_command_wrote_is_refused_everywhere(tmp_path, capsys):
+    run = tmp_path / "run"
+    fedncv.simulate(out=run, rounds=2, **QUICK)
+    text = (run / "config.toml").read_text()
+    (run / "config.toml").write_text(re.sub("^rounds = 2$", "rounds = 3", text, flags=re.MULTILINE))
+    for words in (["resume", str(run)], ["show", str(run)], ["export", str(run)]):
+        assert main(words) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "has rounds 3, but the run was planned with 2" in line
+        assert f"`fedncv resume {run} --rounds 3`" in line
+
+
+def test_a_plan_that_was_taken_back_leaves_no_note(tmp_path):
+    run = tmp_path / "run"
+    fedncv.simulate(out=run, rounds=2, **QUICK)
+    for rounds in (5, 4):
+        extend(run, rounds)
+    assert extensions(run) == [Extension(2, 2, 4)]
+    extend(run, 2)
+    assert extensions(run) == []
     assert read_run(run).status == "finished"
 
 

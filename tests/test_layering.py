@@ -14,7 +14,7 @@ PACKAGE = Path(fedncv.__file__).parent
 
 # From the bottom up. A module or package may import those of lower lines, and itself.
 LAYERS = [
-    ("adapters", "comparison", "fingerprint", "keys_kernel", "layout", "spec", "termination", "tree"),
+    ("adapters", "comparison", "files", "fingerprint", "keys_kernel", "layout", "spec", "termination", "tree"),
     ("catalogue", "group_norm_kernel", "imports", "keys", "machine", "probe", "rows", "schedule"),
     ("config", "functional", "estimators", "group_norm"),
     ("flat",),
@@ -35,8 +35,8 @@ LAYERS = [
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 # Those that read what runs have left, and what they may import beside each other.
 READERS = {
-    "catalogue", "comparison", "config", "figures", "heartbeat", "probe", "report", "results", "schedule", "spec",
-    "study", "watch",
+    "catalogue", "comparison", "config", "figures", "files", "heartbeat", "probe", "report", "results", "schedule",
+    "spec", "study", "watch",
 }  # fmt: skip
 LIGHT = [
     "fedncv",

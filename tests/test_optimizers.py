@@ -264,7 +264,7 @@ def test_an_optimizer_that_returns_the_wrong_thing_is_refused(optimizer, message
         ({"optimizer": "adam:beta3=1"}, "optimizer 'adam' has no knob 'beta3' .it has beta1, beta2, eps"),
         ({"optimizer": "adam:beta1=1"}, "optimizer 'adam:beta1=1': beta1 must be at least 0 and below 1, not 1.0"),
         ({"optimizer": "rmsprop:eps=0"}, "eps must be above 0 and finite, not 0.0"),
-        ({"optimizer": "adagrad:initial=-1"}, "initial must be at least 0 and finite, not -1.0"),
+        ({"optimizer": "adagrad:initial=-1"}, "initial must be at least 0 and at most 1e30, not -1.0"),
         ({"optimizer": "sgd:momentum=0.9"}, "sgd has no knobs; use the settings momentum and weight_decay"),
         (
             {"optimizer": "adam", "momentum": 0.9},

@@ -1,6 +1,7 @@
 """The Python side: names or objects, rows, callbacks, and things that are not images."""
 
 import math
+import re
 import subprocess
 import sys
 
@@ -89,6 +90,47 @@ def test_a_run_with_objects_is_resumed_with_the_same_objects(tmp_path):
     with pytest.raises(ValueError, match=r"started from Python with objects of your own \(data tiny\)"):
         fedncv.resume(tmp_path / "run")
     assert len(fedncv.resume(tmp_path / "run", **objects).rows) == 4
+
+
+WRONG = [
+    ({"config": {}}, "config must be a fedncv.RunConfig, not dict; write simulate(**config)"),
+    ({"config": 3}, "config must be a fedncv.RunConfig, not int"),
+    ({"method": 3}, "method must be a name, a fedncv.Method, or a function"),
+    ({"task": 3}, "task must be a name, a fedncv.Task, or a function"),
+    ({"data": (np.zeros((4, 2)), np.zeros(4))}, "not tuple; make one with fedncv.data.from_arrays(x, y)"),
+    ({"data": np.zeros((4, 2))}, "not ndarray; make one with fedncv.data.from_arrays(x, y)"),
+    ({"metrics": 3}, "metrics are a list of names and functions of (outputs, targets), not 3 (int)"),
+    ({"out": 3}, "out must be a path, as a text or a pathlib.Path, not 3"),
+    ({"out": "a\0b"}, "out must be a path"),
+    ({"data": "folder:path=a\0b"}, "data is 'folder:path=a\\x00b', which holds a null character"),
+    ({"overwrite": "no"}, "overwrite must be True or False, not 'no'"),
+    ({"progress": "no"}, "progress must be True, False or None, not 'no'"),
+    ({"lr": 10**400}, "lr must be at most 1e+300, not a number of 401 digits"),
+    ({"rounds": 10**5000}, "rounds must be at most 10,000,000, not a number of 5001 digits"),
+    ({"rounds": 2**63}, "rounds must be at most 10,000,000, not 9223372036854775808"),
+    ({"epochs": 10**6 + 1}, "epochs must be at most 1,000,000, not 1000001"),
+    ({"sampling": ["uniform"]}, "sampling must be one of uniform, weighted, available, not ['uniform']"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("given", "message"), WRONG, ids=[f"{i} {next(iter(given))}" for i, (given, _) in enumerate(WRONG)]
+)
+def test_an_argument_of_another_type_or_without_end_is_refused_with_what_is_wanted(given, message):
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+        fedncv.simulate(**{"model": "mlp", "rounds": 0} | given)
+    assert "\n" not in str(caught.value)
+
+
+def test_seeds_and_folders_of_another_type_are_refused(tmp_path):
+    for seeds in (3, None, [0.5], "ab"):
+        with pytest.raises(ValueError, match=r"seeds must be whole numbers, such as seeds=range\(5\), not"):
+            fedncv.simulate_many(seeds=seeds)
+    with pytest.raises(ValueError, match=r"write simulate_many\(\*\*config\)"):
+        fedncv.simulate_many({}, seeds=[0])
+    for call in (fedncv.resume, fedncv.export_run):
+        with pytest.raises(ValueError, match="folder must be a path"):
+            call(3)
 
 
 def test_an_unknown_setting_is_named():

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin
 
+from fedncv.files import read_text
 from fedncv.probe import find_probe
 from fedncv.schedule import lr_factor
 from fedncv.spec import OWN, nearest, split, without_module
@@ -29,6 +30,15 @@ Kind = Literal["protocol", "machine", "measurement", "own", "samples", "paper"]
 """
 
 T = TypeVar("T")
+
+SHOWN = 40  # digits of a number that a message shows
+LARGEST = 1e300  # of a setting that is a float
+MOST = {
+    "clients": 10_000_000, "rounds": 10_000_000, "epochs": 1_000_000, "batch_size": 1_000_000_000,
+    "eval_every": 1_000_000_000, "after_every": 1_000_000_000, "eval_clients": 1_000_000_000,
+    "checkpoint_every": 1_000_000_000, "workers": 100_000, "block": 1_000_000_000,
+}  # fmt: skip
+"""The largest sensible value of each setting that is a number of things; more would never end."""
 
 
 class Own(NamedTuple):
@@ -280,6 +290,13 @@ class RunConfig(Settings):
         """
         for f in fields(self):
             _check_type(f.name, getattr(self, f.name), f.type)
+        for name, most in MOST.items():
+            if getattr(self, name) > most:
+                raise ValueError(f"{name} must be at most {most:,}, not {_digits(getattr(self, name))}")
+        for f in fields(self):
+            text = str(getattr(self, f.name)) if f.type is str else ""
+            if "\0" in text or (not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text)):
+                raise ValueError(f"{f.name} is {text!r:.200}, which holds a null character or bytes that are not UTF-8")
         ranges: list[tuple[bool, str, str]] = [
             (0 <= self.seed < 2**64, "seed", "from 0 to 2^64 - 1"),
             (self.clients >= 1, "clients", "at least 1"),
@@ -311,7 +328,7 @@ class RunConfig(Settings):
             )
         if missing := {n: [getattr(self, n)] for n in OBJECTS if own_object(getattr(self, n)) and n not in custom}:
             raise ValueError(objects_wanted(missing))
-        if not re.fullmatch(r"cpu|cuda(:\d+)?", self.device, re.ASCII):
+        if not re.fullmatch(r"cpu|cuda(:\d\d?)?", self.device, re.ASCII):
             raise ValueError(f"unknown device {self.device!r}; use cpu, cuda, or one of several GPUs, such as cuda:0")
         find_probe(self.probe)
         for t in {0, max(0, self.rounds - 1)}:
@@ -360,9 +377,18 @@ def _listed(value: Any) -> Collection[Any]:
     return value if isinstance(value, list | tuple) else [value]
 
 
+def _digits(value: int) -> str:
+    """
+    >>> _digits(-12), _digits(10**20), _digits(10**5000)
+    ('-12', '100000000000000000000', 'a number of 5001 digits')
+    """
+    digits = int(value.bit_length() * math.log10(2)) + 1
+    return str(value) if digits < SHOWN else f"a number of {digits} digits"
+
+
 def _check_type(name: str, value: Any, kind: Any) -> None:
     if get_origin(kind) is Literal:
-        if value not in get_args(kind):
+        if not isinstance(value, str) or value not in get_args(kind):
             raise ValueError(f"{name} must be one of {', '.join(get_args(kind))}, not {value!r}")
         return
     if get_origin(kind) is tuple:
@@ -371,11 +397,16 @@ def _check_type(name: str, value: Any, kind: Any) -> None:
         return
     allowed = (int, float) if kind is float else (kind,)
     if isinstance(value, bool) or not isinstance(value, allowed):
-        raise ValueError(f"{name} must be {kind.__name__}, not {value!r}")
+        raise ValueError(f"{name} must be {kind.__name__}, not {value!r:.200}")
+    if kind is float and isinstance(value, int) and abs(value) > LARGEST:
+        raise ValueError(f"{name} must be at most {LARGEST:g}, not {_digits(value)}")
 
 
 def from_dict(values: dict[str, Any], *, where: str, base: RunConfig | None = None) -> RunConfig:
     """Return ``base`` with the given fields replaced. Raise ValueError if a name is unknown or a type is wrong."""
+    if base is not None and not isinstance(base, RunConfig):
+        give = f"{where}(**config)" if isinstance(base, dict) else f"{where}(fedncv.RunConfig(rounds=10))"
+        raise ValueError(f"{where}: config must be a fedncv.RunConfig, not {type(base).__name__}; write {give}")
     values = dict(values)
     if values.get("engine") == "compiled":  # from the time when compiled layers were an engine
         values |= {"engine": "auto", "layers": "compiled"}
@@ -396,11 +427,11 @@ def from_dict(values: dict[str, Any], *, where: str, base: RunConfig | None = No
 
 def read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        return tomllib.loads(read_text(path))
+    except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path} is not valid TOML: {error}") from None
+    except RecursionError:
+        raise ValueError(f"{path} is not valid TOML: it is nested too deeply") from None
 
 
 def write_toml(config: RunConfig) -> str:

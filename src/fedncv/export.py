@@ -1,5 +1,7 @@
 """A trained model as an ordinary state_dict."""
 
+from numbers import Integral
+
 import numpy as np
 from torch import Tensor
 
@@ -22,7 +24,7 @@ def export(problem: Problem, state: State, client: int | None = None) -> dict[st
             )
         _, b_SR = messages(problem, state, np.array([0]))
         return model.state_dict(shared_P, b_SR[0])
-    if not 0 <= client < problem.federation.num_clients:
+    if not isinstance(client, Integral) or not 0 <= client < problem.federation.num_clients:
         raise ValueError(f"there is no client {client}; clients are numbered 0 to {problem.federation.num_clients - 1}")
     (arrival,) = arrivals(problem, state, np.array([client]))
     ask = problem.ask(client, arrival.buffers_R, state.round)

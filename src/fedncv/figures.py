@@ -1,5 +1,6 @@
 """Plot runs. Every figure of the project takes a method's colour and line from here, so they are the same in all."""
 
+import io
 import textwrap
 import zlib
 from collections.abc import Iterable, Sequence
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 from fedncv.catalogue import methods as listed_methods
 from fedncv.comparison import summary
 from fedncv.config import short_name
+from fedncv.files import write_atomically
 from fedncv.results import Run, Score, by_method, metrics_of, points, read_run, samples_of, share_samples
 from fedncv.spec import nearest
 
@@ -135,8 +137,15 @@ def caption(num_seeds: Iterable[int], *, drawn: str) -> str:
 
 def curves(folders: list[Path], path: Path) -> Path:
     """Draw the runs in these folders into the file ``path``."""
-    picture([read_run(folder) for folder in folders]).figure.savefig(path, dpi=150)
+    write_atomically(path, drawn(picture([read_run(folder) for folder in folders]).figure, "png"))
     return path
+
+
+def drawn(figure: Any, form: str, **options: Any) -> bytes:
+    """Return the figure as a file of this form, such as png."""
+    data = io.BytesIO()
+    figure.savefig(data, format=form, dpi=150, **options)
+    return data.getvalue()
 
 
 def picture(runs: list[Run], size: tuple[float, float] = (8, 4.5), metric: str = "") -> Any:

@@ -21,6 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from fedncv.files import parse, write_atomically
 from fedncv.results import LOCK, STATUS
 
 try:
@@ -66,10 +67,8 @@ def write(folder: Path, state: str, reason: str = "") -> None:
     """Replace status.json. A full disk or the like is no reason to stop a run, so it is ignored."""
     now = datetime.now(UTC).isoformat(timespec="seconds")
     found = Beat(state, reason, now, os.getpid(), this_machine(), _memory(), _gpu_memory())
-    temporary = folder / (STATUS + ".new")
-    with contextlib.suppress(OSError):
-        temporary.write_text(json.dumps(found._asdict()) + "\n", encoding="utf-8")
-        temporary.replace(folder / STATUS)
+    with contextlib.suppress(OSError, ValueError):
+        write_atomically(folder / STATUS, json.dumps(found._asdict()).encode() + b"\n")
 
 
 def read(folder: Path) -> Beat | None:
@@ -77,9 +76,9 @@ def read(folder: Path) -> Beat | None:
     try:
         descriptor = os.open(folder / STATUS, PLAIN)
         with open(descriptor, "rb") as file:
-            found = json.loads(file.read(LARGEST))
+            found = parse(file.read(LARGEST))
         beat = Beat(**{name: found[name] for name in Beat._fields})
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError):
         return None
     kinds = Beat.__annotations__
     return beat if all(type(value) is kinds[name] for name, value in beat._asdict().items()) else None

@@ -32,6 +32,11 @@ def num_cores() -> int:
     return max(1, min(seen, int(given))) if given.isdecimal() else seen
 
 
+def memory() -> int:
+    """Return the bytes of this machine's memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 @cache
 def sources() -> str:
     """Return a fingerprint of the code of fedncv: versions are equal between releases."""

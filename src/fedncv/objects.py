@@ -49,7 +49,7 @@ def named(given: dict[str, Any], *, name: str | None = None) -> Objects:
         own = own_object(texts.get("method", ""))
         if own is None:
             raise ValueError(f"name={name!r} names a method of your own; {texts.get('method', 'fedavg')} has a name")
-        if not name.strip() or not name.isprintable() or own._replace(name=name).is_path:
+        if not isinstance(name, str) or not name.strip() or not name.isprintable() or own._replace(name=name).is_path:
             raise ValueError(f"name must be one line of text, not {name!r}, and not package.module:function")
         texts["method"] = str(own._replace(name=name))
     return Objects(texts, values)
@@ -203,6 +203,8 @@ def _file(name: str) -> str:
 def named_metrics(given: str | Function | Iterable[str | Function]) -> tuple[tuple[str, ...], dict[str, Function]]:
     """Return the texts of metrics for the config, and text -> function of those that are functions."""
     texts, functions = [], {}
+    if not isinstance(given, Iterable) and not callable(given):
+        raise ValueError(f"metrics are a list of names and functions of (outputs, targets), not {_said(given)}")
     for each in [given] if isinstance(given, str) or callable(given) else given:
         if not isinstance(each, str) and not callable(each):
             raise ValueError(f"metrics are names and functions of (outputs, targets), not {_said(each)}")

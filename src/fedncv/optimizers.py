@@ -133,8 +133,8 @@ def rmsprop(weight_decay: float = 0.0, *, alpha: float = 0.99, eps: float = 1e-8
 
 def adagrad(weight_decay: float = 0.0, *, eps: float = 1e-10, initial: float = 0.0) -> Optimizer:
     _check_above_zero(eps=eps)
-    if not 0 <= initial < math.inf:
-        raise ValueError(f"initial must be at least 0 and finite, not {initial}")
+    if not 0 <= initial <= 1e30:
+        raise ValueError(f"initial must be at least 0 and at most 1e30, not {initial}")
 
     def init(y_P: Tensor) -> Tensor:
         return torch.full_like(y_P, initial)

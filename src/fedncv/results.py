@@ -3,6 +3,7 @@
 import difflib
 import json
 import math
+import tomllib
 from pathlib import Path
 from shlex import quote
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ from fedncv.config import (
     RunConfig,
     changed_code,
     code_marks,
+    differences,
     from_dict,
     named,
     own_functions,
@@ -19,6 +21,7 @@ from fedncv.config import (
     short_name,
     short_names,
 )
+from fedncv.files import SEAL, checksum, is_intact, parse
 
 CONFIG, METRICS, TIMING, STATE = "config.toml", "metrics.jsonl", "timing.jsonl", "state.safetensors"
 MACHINE = "machine.jsonl"  # a line for every time the run was started or resumed: when, and on which machine
@@ -134,17 +137,129 @@ class Extension(NamedTuple):
 
 
 def extensions(folder: Path) -> list[Extension]:
-    """Return how the plan of a run was changed, from timing.jsonl; lines that are damaged are passed over."""
+    """Return how the plan of a run was changed, from timing.jsonl; lines that are damaged are passed over.
+
+    Of several plans that were made after one round, the last one holds.
+    """
     path = folder / TIMING
-    found = []
+    found: dict[tuple[int, int], Extension] = {}
     for line in path.read_bytes().split(b"\n") if path.exists() else []:
         if b'"extended"' in line:
             try:
-                row = json.loads(line)
-                found.append(Extension(row["round"], row["planned"], row["extended"]))
+                row = parse(line)
+                each = Extension(row["round"], row["planned"], row["extended"])
+                if is_intact(row) and all(type(number) is int for number in each):
+                    found[each.round, each.planned] = each
             except (ValueError, KeyError, TypeError):
                 continue
-    return found
+    return [each for each in found.values() if each.planned != each.rounds]
+
+
+# ---- what a checkpoint says, read without torch ----------------------------------------------------------
+
+
+def unusable(path: Path, reason: str) -> ValueError:
+    return ValueError(
+        f"{path} cannot be used ({reason}); restore it, or delete it and resume to repeat the run from its start"
+    )
+
+
+def read_header(path: Path) -> dict[str, Any]:
+    """Return what a checkpoint says about itself. Raise ValueError if that is damaged, or is not a checkpoint's."""
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if length > path.stat().st_size:
+                raise ValueError("it is truncated or not a safetensors file")
+            header = parse(parse(file.read(length))["__metadata__"]["fedncv"])
+            fault = _header_fault(header)
+    except (OSError, ValueError) as error:
+        raise unusable(path, error.strerror or "" if isinstance(error, OSError) else str(error)) from None
+    except (KeyError, TypeError):
+        fault = "it is not a fedncv checkpoint"
+    if fault:
+        raise unusable(path, fault)
+    return {name: value for name, value in header.items() if name != SEAL}
+
+
+def _header_fault(header: Any) -> str:
+    if not isinstance(header, dict) or "check" not in header:
+        return "it is not a fedncv checkpoint"
+    if not is_intact(header) or ("metrics_check" in header and SEAL not in header):
+        return "its checksum differs"
+    kinds = {"numbers": dict, "config": str, "metrics_bytes": int, "check": int}
+    kinds |= {name: kind for name, kind in {"metrics_check": int, "method": str}.items() if name in header}
+    for name, kind in kinds.items():
+        if type(header.get(name)) is not kind:
+            return f"its {name} is {_short(header.get(name))}, which is not {KINDS[kind]}"
+    done = header["numbers"].get("state.round")
+    if type(done) is not int or done < 0 or header["metrics_bytes"] < 0:
+        return f"its round is {_short(done)}, and its metrics_bytes {header['metrics_bytes']}"
+    return ""
+
+
+KINDS = {dict: "a dictionary", str: "a text", int: "a whole number"}
+
+
+def checkpoint(folder: Path) -> dict[str, Any]:
+    """Return what the latest checkpoint of a run says about itself; empty if there is none, or none of use."""
+    try:
+        return read_header(folder / STATE) if (folder / STATE).exists() else {}
+    except ValueError:
+        return {}
+
+
+def header_config(folder: Path, header: dict[str, Any]) -> RunConfig:
+    """Return the config that a checkpoint was written with."""
+    try:
+        values = tomllib.loads(header["config"])
+    except (tomllib.TOMLDecodeError, RecursionError):
+        raise unusable(folder / STATE, "its config is damaged") from None
+    return from_dict(values, where=str(folder / STATE))
+
+
+def metrics_fault(folder: Path, header: dict[str, Any]) -> str:
+    """Return what is wrong with the rows of metrics.jsonl that the checkpoint refers to; empty: nothing."""
+    path, length = folder / METRICS, header["metrics_bytes"]
+    size = path.stat().st_size if path.exists() else 0
+    if size < length:
+        return f"was edited, or lacks rows that {STATE} refers to"
+    if not length:
+        return ""
+    with path.open("rb") as file:
+        file.seek(length - 1)
+        if file.read(1) != b"\n":
+            return f"was edited, or lacks rows that {STATE} refers to"
+    if "metrics_check" in header and checksum(path, length) != header["metrics_check"]:
+        return f"was edited or is damaged: its checksum differs from that in {STATE}"
+    return ""
+
+
+def unplanned(folder: Path, planned: int, rounds: int) -> str:
+    """Return the message for a number of rounds that differs from the checkpoint's, but by no command; or nothing."""
+    if planned == rounds or any((each.planned, each.rounds) == (planned, rounds) for each in extensions(folder)):
+        return ""
+    return (
+        f"{folder / CONFIG} has rounds {rounds}, but the run was planned with {planned}; write rounds = {planned} into "
+        f"it, and then extend the run with `fedncv resume {quote(str(folder))} --rounds {rounds}`"
+    )
+
+
+def _check_agreement(folder: Path, config: RunConfig) -> None:
+    """Raise ValueError if config.toml differs from the checkpoint in a setting that changes the numbers."""
+    header = checkpoint(folder)
+    if not header:
+        return
+    theirs = header_config(folder, header)
+    differing = differences(theirs, config, but=("rounds", "code", *named("machine", "measurement")))
+    for name, (before, now) in list(differing.items()):  # the same, spelled differently, or own code that was checked
+        if (own_object(str(before)) and own_object(str(now))) or (name == "method" and now == header.get("method")):
+            differing.pop(name)
+    if differing:
+        words = ", ".join(f"{name} {before!r}, now {now!r}" for name, (before, now) in differing.items())
+        raise ValueError(f"{folder / STATE} does not match {folder / CONFIG} ({words}); restore one of them")
+    if fault := unplanned(folder, theirs.rounds, config.rounds):
+        raise ValueError(fault)
 
 
 def is_run(folder: Path) -> bool:
@@ -182,12 +297,21 @@ def read_config(folder: Path) -> RunConfig:
     return from_dict(read_toml(folder / CONFIG), where=str(folder / CONFIG))
 
 
-def read_rows(folder: Path) -> list[dict[str, Any]]:
-    """Return the rows of metrics.jsonl, without a last line that a crash cut short. Raise ValueError if damaged."""
+def read_rows(folder: Path, *, within: int | None = None) -> list[dict[str, Any]]:
+    """Return the rows of metrics.jsonl, without a last line that a crash cut short. Raise ValueError if damaged.
+
+    ``within`` is the number of bytes to read; None: all, and those of the latest checkpoint are compared with it.
+    """
     path = folder / METRICS
+    header = checkpoint(folder) if within is None else {}  # before the rows: a run in progress writes it after them
+    if header and (fault := metrics_fault(folder, header)):
+        raise ValueError(
+            f"{path} {fault}; restore it, or run `fedncv resume {quote(str(folder))}` after you have deleted {STATE}, "
+            "which repeats the run from its start"
+        )
     if not path.exists():
         return []
-    *lines, cut = path.read_bytes().split(b"\n")
+    *lines, cut = path.read_bytes()[:within].split(b"\n")
     rows = [parse_row(path, number, line) for number, line in enumerate(lines, start=1)]
     check_cut(path, len(lines) + 1, cut)
     return rows
@@ -196,9 +320,9 @@ def read_rows(folder: Path) -> list[dict[str, Any]]:
 def parse_row(path: Path, number: int, line: bytes) -> dict[str, Any]:
     """Return the row in a complete line of metrics.jsonl. Raise ValueError if it is damaged."""
     try:
-        row = json.loads(line)
+        row = parse(line)
         fault = _fault(row)
-    except (ValueError, RecursionError):
+    except ValueError:
         fault = "is not a row of metrics: it is not JSON"
     if fault:
         raise _damaged(path, number, fault)
@@ -254,7 +378,10 @@ def _short(value: Any) -> str:
 
 
 def read_run(folder: Path) -> Run:
-    return Run(folder, read_config(folder), read_rows(folder))
+    """Return a run. Raise ValueError if its files are damaged or do not belong together."""
+    config = read_config(folder)
+    _check_agreement(folder, config)
+    return Run(folder, config, read_rows(folder))
 
 
 def read_runs(folders: list[Path]) -> tuple[list[Run], dict[Path, str]]:

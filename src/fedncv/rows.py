@@ -29,6 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedncv.files import open_here
 from fedncv.tree import Tree, leaves, num_bytes, tree_map
 
 NAME = 16  # bytes of a row's name, before the row
@@ -143,7 +144,7 @@ class RowFile:
             with tempfile.TemporaryFile(prefix="fedncv-") as file:
                 self._descriptor = os.dup(file.fileno())
         else:
-            descriptor = os.open(self.path, flags, 0o644)
+            descriptor = open_here(self.path, flags)
             if self._descriptor >= 0:
                 os.close(self._descriptor)
             self._descriptor = descriptor

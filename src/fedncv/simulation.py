@@ -2,6 +2,7 @@
 
 import inspect
 import operator
+import os
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -154,12 +155,12 @@ def simulate(
     ['after', 'after_client_mean', 'after_clients', 'after_worst_decile']
     """
     _check_callback(on_round, "row")
+    folder = _checked(out, overwrite=overwrite, progress=progress)
     given = {"method": method, "data": data, "model": model, "task": task, "optimizer": optimizer}
     texts, objects = named(given, name=name)
     if metrics:
         settings["metrics"], objects["metrics"] = named_metrics(metrics)
     config = anchored(from_dict(settings | texts, where="simulate", base=config), custom=tuple(objects))
-    folder = None if out is None else Path(out)
     problem = build(config, **objects)
     decide([problem])  # raises for an engine that cannot run it, before a folder is made
     _create(folder, config, overwrite=overwrite)
@@ -194,24 +195,23 @@ def simulate_many(
     [0, 1]
     """
     _check_callback(on_round, "seed", "row")
+    place = _checked(out, overwrite=overwrite, progress=progress)
+    seeds = _seeds(seeds)
     given = {"method": method, "data": data, "model": model, "task": task, "optimizer": optimizer}
     texts, objects = named(given, name=name)
     if metrics:
         settings["metrics"], objects["metrics"] = named_metrics(metrics)
     config = anchored(from_dict(settings | texts, where="simulate_many", base=config), custom=tuple(objects))
-    seeds = list(seeds)
-    if len(set(seeds)) < len(seeds):
-        raise ValueError(f"seeds {seeds} name one twice; give every seed once")
     runs: list[LiveRun] = []
     for seed in seeds:
-        of_seed = replace(config, seed=operator.index(seed))
+        of_seed = replace(config, seed=seed)
         if not objects.get("data"):
             objects["data"] = load(config.data, config.data_dir or None)
         problem = build(of_seed, **objects)
         decide([problem])
         if runs:  # the same samples: store them on the device once
             problem = problem.sharing(runs[0].problem)
-        folder = None if out is None else Path(out) / f"seed-{seed}"
+        folder = None if place is None else place / f"seed-{seed}"
         _create(folder, of_seed, overwrite=overwrite)
         runs.append(LiveRun(problem, start(problem, runs=len(seeds)), folder=folder))
     if not runs:
@@ -245,9 +245,11 @@ def resume(
     _check_callback(on_round, "row")
     objects: dict[str, Any] = {"method": method, "data": data, "model": model, "task": task, "optimizer": optimizer}
     objects["metrics"] = metrics
+    path = _path(folder, "folder")
+    _checked(None, progress=progress)
     if rounds is not None:
-        extend(Path(folder), rounds, **objects)
-    return _trained(open_run(Path(folder), **objects), on_round, progress)
+        extend(path, rounds, **objects)
+    return _trained(open_run(path, **objects), on_round, progress)
 
 
 def export_run(
@@ -268,12 +270,38 @@ def export_run(
     """
     from fedncv import store
 
-    folder = Path(folder)
+    folder = _path(folder, "folder")
     config = replace(read_config(folder), device="cpu", metrics=())
     objects = {"method": method, "data": data, "model": model, "task": task, "optimizer": optimizer}
     problem = build(config, **again(folder, config, objects))
     state = store.read_state(folder, problem)
-    return _save(export(problem, state, client), Path(to or folder / MODEL))
+    return _save(export(problem, state, client), _path(to or folder / MODEL, "to"))
+
+
+def _path(value: Any, name: str) -> Path:
+    """Return the path. Raise ValueError with what is wanted if it is none."""
+    if not isinstance(value, str | os.PathLike) or "\0" in str(value):
+        raise ValueError(f"{name} must be a path, as a text or a pathlib.Path, not {value!r:.60}")
+    return Path(value)
+
+
+def _checked(out: Any, *, overwrite: Any = False, progress: Any = None) -> Path | None:
+    """Return the path of ``out``. Raise ValueError if one of these has another type: any text would count as True."""
+    if not isinstance(overwrite, bool):
+        raise ValueError(f"overwrite must be True or False, not {overwrite!r:.60}")
+    if progress is not None and not isinstance(progress, bool):
+        raise ValueError(f"progress must be True, False or None, not {progress!r:.60}")
+    return None if out is None else _path(out, "out")
+
+
+def _seeds(given: Any) -> list[int]:
+    try:
+        seeds = [operator.index(seed) for seed in given]
+    except TypeError:
+        raise ValueError(f"seeds must be whole numbers, such as seeds=range(5), not {given!r:.60}") from None
+    if len(set(seeds)) < len(seeds):
+        raise ValueError(f"seeds {seeds} name one twice; give every seed once")
+    return seeds
 
 
 def _save(tensors: dict[str, Tensor], path: Path) -> Path:

@@ -252,10 +252,28 @@ def _convert(value: str, kind: Any, where: str) -> Any:
         raise ValueError(f"{where} must be {kind.__name__}, not {value!r}") from None
 
 
+def expanded(path: Path | str) -> Path:
+    """Return the path with a home directory in place of ``~``. Raise ValueError if it cannot be a path.
+
+    >>> expanded("~nosuchuser/x")
+    Traceback (most recent call last):
+        ...
+    ValueError: the path '~nosuchuser/x' names the home of a user who is not on this machine; write it in full
+    """
+    if "\0" in str(path):
+        raise ValueError(f"the path {str(path)!r} holds a null character; leave it out")
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise ValueError(
+            f"the path {str(path)!r} names the home of a user who is not on this machine; write it in full"
+        ) from None
+
+
 def absolute(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the knobs with absolute paths, so that they mean the same in every folder."""
     return {
-        key: Path(os.path.abspath(value.expanduser())) if isinstance(value, Path) else value
+        key: Path(os.path.abspath(expanded(value))) if isinstance(value, Path) else value
         for key, value in values.items()
     }
 

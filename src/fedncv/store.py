@@ -12,6 +12,10 @@
 A checkpoint stores the length of metrics.jsonl. Resuming truncates the file to that length and continues, so a
 resumed run ends with the same bytes as one that was never stopped. (Except rows-*.bin: equal checkpoints refer to
 equal rows, but not at equal positions.)
+
+Damage is recognised: a checkpoint has checksums of its tensors, of its other content, and of metrics.jsonl up to that
+length; every row of rows-*.bin, every line of timing.jsonl and machine.jsonl, and partition.json have their own. The
+settings in config.toml that change the numbers are compared with those in the checkpoint.
 """
 
 import fcntl
@@ -19,7 +23,6 @@ import json
 import math
 import os
 import sys
-import tomllib
 import zlib
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
@@ -36,7 +39,6 @@ from fedncv.config import (
     OBJECTS,
     RunConfig,
     differences,
-    from_dict,
     named,
     own_functions,
     own_object,
@@ -45,6 +47,8 @@ from fedncv.config import (
 )
 from fedncv.data import DATASETS
 from fedncv.engine.problem import Problem, State, keeps, start
+from fedncv.files import NEW, checksum, open_here, records, sealed, sweep, truncate
+from fedncv.files import write_atomically as replace_file
 from fedncv.fingerprint import fingerprint
 from fedncv.machine import facts
 from fedncv.methods import in_full
@@ -59,10 +63,15 @@ from fedncv.results import (
     STATE,
     STATUS,
     TIMING,
-    Extension,
+    checkpoint,
     extensions,
+    header_config,
     is_run,
+    metrics_fault,
+    read_header,
     read_rows,
+    unplanned,
+    unusable,
 )
 from fedncv.rows import NAME, RowFile, Rows, all_rows
 from fedncv.schedule import lr_factor
@@ -76,30 +85,7 @@ def write_point(name: str) -> None:
 
 def write_atomically(path: Path, data: bytes, *, name: str) -> None:
     """Write the file such that a crash leaves the old one or the new one, never a part."""
-    temporary = path.with_name(path.name + ".new")
-    try:
-        with temporary.open("wb") as file:
-            file.write(data[: len(data) // 2])
-            write_point(f"{name}: half written")
-            file.write(data[len(data) // 2 :])
-            file.flush()
-            os.fsync(file.fileno())
-        write_point(f"{name}: written, not renamed")
-        temporary.replace(path)
-    except OSError as error:  # a full disk: free the space, and name the file
-        if not temporary.is_symlink():  # do not remove a link that we did not make
-            temporary.unlink(missing_ok=True)
-        raise OSError(error.errno, error.strerror, str(path)) from None
-    _sync_folder(path.parent)
-    write_point(f"{name}: renamed")
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    replace_file(path, data, mark=lambda moment: write_point(f"{name}: {moment}"))
 
 
 # ---- the folder ----------------------------------------------------------------------------------------
@@ -116,7 +102,7 @@ def hold(folder: Path) -> None:
     folder = folder.resolve()
     if folder in _held:
         return
-    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    descriptor = open_here(folder / LOCK, os.O_RDWR | os.O_CREAT)
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -161,7 +147,7 @@ def create(folder: Path, config: RunConfig, *, overwrite: bool = False) -> None:
             (folder / name).unlink(missing_ok=True)
         for path in folder.glob(_rows_name("*")):
             path.unlink(missing_ok=True)
-    elif folder.exists() and any(path.name not in (CONFIG + ".new", LOCK) for path in folder.iterdir()):
+    elif folder.exists() and any(path.name != LOCK and not _is_begun(path.name) for path in folder.iterdir()):
         raise ValueError(f"{folder} exists and is not a run; choose another folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -170,16 +156,46 @@ def create(folder: Path, config: RunConfig, *, overwrite: bool = False) -> None:
     write_atomically(folder / CONFIG, write_toml(config).encode(), name="config")
 
 
+def _is_begun(name: str) -> bool:
+    """Return whether this is the name of a config that a process died writing."""
+    return name.startswith(CONFIG) and name.endswith(NEW)
+
+
 # ---- metrics -------------------------------------------------------------------------------------------
 
 
-def append(folder: Path, name: str, values: dict[str, Any]) -> None:
+def append(folder: Path, name: str, values: dict[str, Any]) -> bytes:
+    """Write one more line, and return it."""
     line = json.dumps(values, allow_nan=False).encode() + b"\n"
-    with (folder / name).open("ab", buffering=0) as file:
+    descriptor = open_here(folder / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    with os.fdopen(descriptor, "ab", buffering=0) as file:
         file.write(line[: len(line) // 2])
         write_point(f"{name}: half a row")
         file.write(line[len(line) // 2 :])
     write_point(f"{name}: a row")
+    return line
+
+
+class Written(NamedTuple):
+    """The beginning of metrics.jsonl that belongs to a state: its bytes and their CRC-32."""
+
+    length: int = 0
+    check: int = 0
+
+    def and_then(self, line: bytes) -> "Written":
+        return Written(self.length + len(line), zlib.crc32(line, self.check))
+
+
+def _written(path: Path) -> Written:
+    length = _size(path)
+    return Written(length, checksum(path, length) or 0) if length else Written()
+
+
+def _cut_half_a_line(path: Path) -> None:
+    """Remove a last line that a crash cut short, so that the next one does not continue it."""
+    data = path.read_bytes() if path.exists() else b""
+    if data and not data.endswith(b"\n"):
+        truncate(path, data.rfind(b"\n") + 1)
 
 
 # ---- checkpoints ---------------------------------------------------------------------------------------
@@ -202,15 +218,20 @@ class Journal:
         marks = {"constants": constants, "samples": samples, "order": order}
         self._marks = {name: mark for name, mark in marks.items() if mark}
         self._layers: dict[str, str] = {}  # empty for a federation of real machines
-        self._complete = (state, _size(folder / METRICS))
+        self._before = str(checkpoint(folder).get("layers", ""))
+        self._complete = (state, _written(folder / METRICS))
         self._saved = state  # referenced, so that the rows of the checkpoint on disk are not replaced
+        for name in (CONFIG, STATE, PARTITION):
+            sweep(folder / name)
         for path, rows in all_rows(state):
             rows.file.place(folder / _rows_name(path))
 
     @property
     def layers(self) -> str:
         """The layers of the latest round, as ``trains_in`` recorded them; empty before the first round."""
-        return str(_last_timing(self._folder).get("layers", "")) if self._complete[0].round else ""
+        if not self._complete[0].round:
+            return ""
+        return self._layers.get("layers") or self._before or str(_last_timing(self._folder).get("layers", ""))
 
     def trains_in(self, layers: str) -> None:
         """Record the layers of the next rounds. Print a line if they changed: the last bits then differ."""
@@ -225,43 +246,42 @@ class Journal:
 
     def begin(self, engine: str, layers: str, why: str, partition: dict[str, Any]) -> None:
         """Record what the next rounds are trained with and on, and which samples the clients hold."""
+        for name in (MACHINE, TIMING):
+            _cut_half_a_line(self._folder / name)
         self.trains_in(layers)
-        path = self._folder / MACHINE
-        if path.exists() and not path.read_bytes().endswith(b"\n"):  # a crash cut the last line
-            path.write_bytes(path.read_bytes().rpartition(b"\n")[0] + b"\n")
         now = datetime.now(UTC).isoformat(timespec="seconds")
         words = {"date": now, "round": self._complete[0].round, "engine": engine, "layers": layers}
         words |= {"why": why} if why else {}
-        append(self._folder, MACHINE, words | {"device": self._config.device} | facts(self._config.device))
+        append(self._folder, MACHINE, sealed(words | {"device": self._config.device} | facts(self._config.device)))
         if not any((folder / PARTITION).exists() for folder in (self._folder, self._folder.parent)):
-            write_atomically(self._folder / PARTITION, json.dumps(partition).encode(), name="partition")
+            write_atomically(self._folder / PARTITION, json.dumps(sealed(partition)).encode(), name="partition")
 
     def append(self, state: State, row: dict[str, Any], timing: dict[str, Any]) -> None:
         """Write the row of the round that led to ``state``."""
-        append(self._folder, METRICS, row)
-        self._complete = (state, _size(self._folder / METRICS))
-        append(self._folder, TIMING, timing | self._layers)
+        line = append(self._folder, METRICS, row)
+        self._complete = (state, self._complete[1].and_then(line))
+        append(self._folder, TIMING, sealed(timing | self._layers))
 
     def checkpoint(self) -> None:
         """Save the latest complete state, after the rows it refers to are on disk."""
-        state, length = self._complete
+        state, written = self._complete
         metrics = self._folder / METRICS
         if metrics.exists():
-            with metrics.open("r+b") as file:
-                file.truncate(length)
-                os.fsync(file.fileno())
+            truncate(metrics, written.length)
         for _, rows in all_rows(state):
             rows.file.sync()
         tensors, numbers = _flatten({"state": _packed(state)})
         header = {
             "numbers": numbers,
-            "metrics_bytes": length,
+            "metrics_bytes": written.length,
+            "metrics_check": written.check,
             "config": write_toml(self._config),
             "method": _in_full(self._config.method),
             "check": _checksum(tensors),
+            **({"layers": self.layers} if self.layers else {}),
             **self._marks,
         }
-        write_atomically(self._folder / STATE, save(tensors, {"fedncv": json.dumps(header)}), name="state")
+        write_atomically(self._folder / STATE, save(tensors, {"fedncv": json.dumps(sealed(header))}), name="state")
         self._saved = state
 
     def fail(self, reason: str) -> None:
@@ -276,13 +296,9 @@ class Journal:
 
 
 def _last_timing(folder: Path) -> dict[str, Any]:
-    """Return the latest complete row of timing.jsonl; empty if it is missing or damaged."""
-    path = folder / TIMING
-    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-    try:
-        return dict(json.loads(lines[-1])) if lines else {}
-    except (ValueError, TypeError):
-        return {}
+    """Return the latest row of timing.jsonl; empty if it is missing or damaged."""
+    rows = records(folder / TIMING)
+    return rows[-1] if rows else {}
 
 
 def _rows_name(path: str) -> str:
@@ -293,14 +309,23 @@ def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def _has_a_line_end_at(path: Path, length: int) -> bool:
-    if not length:
-        return True
-    if _size(path) < length:
-        return False
-    with path.open("rb") as file:
-        file.seek(length - 1)
-        return file.read(1) == b"\n"
+def _check_metrics(folder: Path, header: dict[str, Any]) -> None:
+    """Raise ValueError unless metrics.jsonl begins with the rows that the checkpoint refers to."""
+    if fault := metrics_fault(folder, header):
+        raise ValueError(f"{folder / METRICS} {fault}; restore it, or delete {STATE} to repeat the run from its start")
+    if "metrics_check" in header:
+        return
+    rows, done = read_rows(folder, within=header["metrics_bytes"]), header["numbers"]["state.round"]
+    if (rows[-1]["round"] if rows else 0) != done:
+        raise ValueError(
+            f"{folder / STATE} is of round {done}, but {METRICS} ends with round {rows[-1]['round'] if rows else 0} "
+            f"there; restore one of them, or delete {STATE} to repeat the run from its start"
+        )
+    print(
+        f"{folder}: its checkpoint is of an earlier version of fedncv and has no checksum of {METRICS}; "
+        "damage there would not be noticed until the next checkpoint",
+        file=sys.stderr,
+    )
 
 
 def load_state(folder: Path, problem: Problem, *, runs: int = 1) -> State:
@@ -322,14 +347,9 @@ def load_state(folder: Path, problem: Problem, *, runs: int = 1) -> State:
             f"(#{header['samples']}, now #{mark}): a file was changed, or a function draws without a seed; "
             "restore the data, or repeat the run with --overwrite"
         )
-    if not _has_a_line_end_at(metrics, header["metrics_bytes"]):  # truncating would cut a row
-        raise ValueError(
-            f"{metrics} was edited, or lacks rows that {path.name} refers to; restore it, or delete {path.name} "
-            "to repeat the run from its start"
-        )
+    _check_metrics(folder, header)
     if metrics.exists():
-        os.truncate(metrics, header["metrics_bytes"])
-    _note_extension(folder, header, problem.config.rounds)
+        truncate(metrics, header["metrics_bytes"])
     return _restore(problem, folder, tensors, header["numbers"], runs)
 
 
@@ -350,7 +370,7 @@ def is_finished(folder: Path) -> bool:
         config, (_, header) = (folder / CONFIG).read_text(encoding="utf-8"), _read(folder / STATE)
         return (
             header["config"] == config
-            and header["numbers"]["state.round"] >= tomllib.loads(config)["rounds"]
+            and header["numbers"]["state.round"] >= header_config(folder, header).rounds
             and _size(folder / METRICS) == header["metrics_bytes"]
             and bool(read_rows(folder))
         )
@@ -373,9 +393,9 @@ def read_state(folder: Path, problem: Problem) -> State:
     return _restore(problem, folder, tensors, header["numbers"])
 
 
-def _check_config(folder: Path, header: dict[str, Any], problem: Problem) -> None:
+def _check_config(folder: Path, header: dict[str, Any], problem: Problem, *, extending: bool = False) -> None:
     """Raise ValueError if settings differ from the checkpoint's; machine and measurement settings may differ."""
-    ours, theirs = problem.config, from_dict(tomllib.loads(header["config"]), where=str(folder / STATE))
+    ours, theirs = problem.config, header_config(folder, header)
     now = _in_full(ours.method)
     try:
         begun = _in_full(header.get("method") or theirs.method)  # knobs added since then have their defaults
@@ -414,6 +434,8 @@ def _check_config(folder: Path, header: dict[str, Any], problem: Problem) -> Non
         )
     if theirs.rounds != ours.rounds:
         _check_rounds(folder, header["numbers"]["state.round"], theirs.rounds, problem)
+        if not extending and (fault := unplanned(folder, theirs.rounds, ours.rounds)):
+            raise ValueError(fault)
 
 
 def _check_own_method(folder: Path, header: dict[str, Any], method: str) -> None:
@@ -474,8 +496,10 @@ def extend(folder: Path, problem: Problem, *, only_check: bool = False) -> None:
     try:
         if (folder / STATE).exists():
             header = _read(folder / STATE)[1]
-            _check_config(folder, header, problem)
+            _check_config(folder, header, problem, extending=True)
             _check_own_method(folder, header, problem.config.method)
+            if not only_check:
+                _note_extension(folder, header, problem.config.rounds)
         if not only_check:
             write_atomically(folder / CONFIG, write_toml(problem.config).encode(), name="config")
     finally:
@@ -483,12 +507,13 @@ def extend(folder: Path, problem: Problem, *, only_check: bool = False) -> None:
 
 
 def _note_extension(folder: Path, header: dict[str, Any], rounds: int) -> None:
-    """Record in timing.jsonl that the plan has changed since the checkpoint, once."""
-    planned = tomllib.loads(header["config"])["rounds"]
-    note = Extension(header["numbers"]["state.round"], planned, rounds)
-    if planned != rounds and note not in extensions(folder):
+    """Record in timing.jsonl that the plan changes after the checkpoint. A number that nobody planned is refused."""
+    planned = header_config(folder, header).rounds
+    if rounds != planned or extensions(folder):
         layers = {key: value for key, value in _last_timing(folder).items() if key == "layers"}
-        append(folder, TIMING, {"round": note.round, "seconds": 0.0, "planned": planned, "extended": rounds} | layers)
+        words = {"round": header["numbers"]["state.round"], "seconds": 0.0, "planned": planned, "extended": rounds}
+        _cut_half_a_line(folder / TIMING)
+        append(folder, TIMING, sealed(words | layers))
 
 
 def _in_full(method: str) -> str:
@@ -496,25 +521,25 @@ def _in_full(method: str) -> str:
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    header = read_header(path)
     try:
         with safe_open(path, framework="pt") as file:
-            header = json.loads((file.metadata() or {})["fedncv"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a dictionary)
-        if header["check"] != _checksum(tensors):
+        if header["check"] != _checksum(tensors, forms="metrics_check" in header):
             raise ValueError("its checksum differs")
-    except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
-        reason = "it is not a fedncv checkpoint" if isinstance(error, KeyError) else str(error) or type(error).__name__
-        raise ValueError(
-            f"{path} cannot be used ({reason}); restore it, or delete it and resume to repeat the run from its start"
-        ) from None
+    except (SafetensorError, OSError, ValueError, TypeError) as error:
+        raise unusable(path, str(error) or type(error).__name__) from None
     return tensors, header
 
 
-def _checksum(tensors: dict[str, Tensor]) -> int:
+def _checksum(tensors: dict[str, Tensor], *, forms: bool = True) -> int:
+    """Return the CRC-32 of names, types, shapes and values; earlier versions left out types and shapes."""
     check = 0
     for name in sorted(tensors):
-        values = bytes(tensors[name].contiguous().reshape(-1).view(torch.uint8).numpy())
-        check = zlib.crc32(values, zlib.crc32(name.encode(), check))
+        tensor = tensors[name]
+        about = f"{name} {tensor.dtype} {tuple(tensor.shape)}" if forms else name
+        values = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+        check = zlib.crc32(values.data, zlib.crc32(about.encode(), check))
     return check
 
 

@@ -1,6 +1,7 @@
 """Archives: read whole, refused where they reach outside or are damaged, and never left behind."""
 
 import errno
+import gzip
 import io
 import os
 import tarfile
@@ -9,7 +10,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from fedncv.data import load
+from fedncv.data import DATASETS, load
 from fedncv.data.archive import unpack
 
 QUIET = {"note": lambda _: None}
@@ -153,6 +154,76 @@ def test_a_link_in_a_zip_is_refused(tmp_path):
         archive.writestr(info, "/etc/passwd")
     with pytest.raises(ValueError, match="holds the link 'a'"):
         unpack(tmp_path / "a.zip", tmp_path / "out")
+
+
+def test_an_archive_that_unpacks_to_too_much_is_stopped_at_the_limit(tmp_path):
+    """Ten million zeros, which a zip and a gzip file hold in ten kilobytes; a size that the zip denies counts too."""
+    zeros = bytes(10_000_000)
+    tar(tmp_path / "a.tar.gz", {"a": zeros[:100], "b": zeros})
+    with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a", zeros[:100])
+        archive.writestr("b", zeros)
+    for name in ("a.tar.gz", "a.zip"):
+        path, out = tmp_path / name, tmp_path / f"{name}-out"
+        assert path.stat().st_size < 20_000
+        with pytest.raises(ValueError, match=r"would unpack to more than 0\.0 GB, which no dataset here needs"):
+            unpack(path, out, limit=5_000_000)
+        assert sum(each.stat().st_size for each in out.iterdir()) <= 5_000_000
+        unpack(path, out, limit=10_100_000)
+        assert (out / "b").read_bytes() == zeros
+
+
+def test_what_follows_the_end_of_a_tar_counts_too(tmp_path):
+    path = tmp_path / "a.tar.gz"
+    tar(path, {"a": b"1"})
+    path.write_bytes(path.read_bytes() + gzip.compress(bytes(10_000_000)))
+    with pytest.raises(ValueError, match="would unpack to more than"):
+        unpack(path, tmp_path / "out", limit=5_000_000)
+
+
+def test_too_many_files_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedncv.data.archive.FILES", 3)
+    tar(tmp_path / "a.tar.gz", dict.fromkeys("abcd", b""))
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        for name in "abcd":
+            archive.writestr(name, b"")
+    for name in ("a.tar.gz", "a.zip"):
+        with pytest.raises(ValueError, match=r"would unpack to (more than 3|4) files"):
+            unpack(tmp_path / name, tmp_path / "out")
+
+
+def test_a_dataset_that_is_a_bomb_leaves_nothing_behind(tmp_path, cache, monkeypatch):
+    monkeypatch.setattr("fedncv.data.archive.LIMIT", 1000)
+    monkeypatch.setitem(DATASETS, "cifar10", DATASETS["cifar10"]._replace(num_images=1000))
+    (tmp_path / "d").mkdir()
+    tar(tmp_path / "d" / "cifar-10-python.tar.gz", {"data_batch_1": bytes(4 * 1000 * 3072 + 1)})
+    with pytest.raises(ValueError, match=r"cifar-10-python\.tar\.gz would unpack to more than 0\.0 GB"):
+        load("cifar10", tmp_path / "d", verify=False, **QUIET)
+    assert everything(cache) == []
+
+
+def test_an_encrypted_zip_is_named(tmp_path):
+    path = tmp_path / "a.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("secret.csv", b"1")
+    data = bytearray(path.read_bytes())
+    for begins, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        data[data.index(begins) + flags] |= 1
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=r"a\.zip is encrypted \(secret\.csv\); unpack it with its password"):
+        unpack(path, tmp_path / "out")
+
+
+def test_a_damaged_zip_of_any_compression_is_named(tmp_path):
+    path = tmp_path / "a.zip"
+    for compression in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA):
+        with zipfile.ZipFile(path, "w", compression) as archive:
+            archive.writestr("a", os.urandom(2000))
+        data = bytearray(path.read_bytes())
+        data[1000:1010] = bytes(10)
+        path.write_bytes(data)
+        with pytest.raises(ValueError, match="truncated or damaged"):
+            unpack(path, tmp_path / "out")
 
 
 def test_another_archive_under_the_name_is_named(tmp_path):

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from fedncv.data import cache as module
+from fedncv.data import load
 from fedncv.data.cache import cache_folder, open_entry, write_entry
 from fedncv.data.raw import Raw
 
@@ -74,6 +75,51 @@ def test_a_file_that_was_cut_or_lost_makes_the_entry_void_and_it_is_written_anew
         assert open_entry(entry, "name") is None
         write(entry, pieces(8))
         assert len(open_entry(entry, "name").y) == 8
+
+
+@pytest.mark.parametrize("file", ["images.u8", "labels.i64", "about.json"])
+def test_a_changed_bit_makes_the_entry_void(cache, file):
+    """Also one that a length, a type or a range would not tell: it would be another dataset, and another model."""
+    entry = cache / "name-1"
+    write(entry, pieces(8))
+    whole = (entry / file).read_bytes()
+    for place in range(0, len(whole), max(1, len(whole) // 20)):
+        damaged = bytearray(whole)
+        damaged[place] ^= 1
+        (entry / file).write_bytes(damaged)
+        module._checked.clear()  # the clock of files may be too coarse for a change so soon
+        assert open_entry(entry, "name") is None, place
+    (entry / file).write_bytes(whole)
+    module._checked.clear()
+    assert len(open_entry(entry, "name").y) == 8
+
+
+def test_about_json_that_is_nested_without_end_makes_the_entry_void(cache):
+    write(cache / "name-1", pieces(8))
+    (cache / "name-1" / "about.json").write_text("[" * 100_000)
+    assert open_entry(cache / "name-1", "name") is None
+
+
+def test_a_damaged_entry_is_decoded_again(tmp_path, cache):
+    from PIL import Image
+
+    for kind in ("cat", "dog"):
+        (tmp_path / "pets" / kind).mkdir(parents=True)
+        for i in range(4):
+            pixels = np.full((5, 4), 10 * i + len(kind), np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "pets" / kind / f"{i}.png")
+    notes = []
+    name = f"folder:path={tmp_path / 'pets'},size=6"
+    first = load(name, note=notes.append).x.clone()
+    (images,) = cache.glob("decoded/*/images.u8")
+    damaged = bytearray(images.read_bytes())
+    damaged[20] ^= 64
+    images.write_bytes(damaged)
+    module._checked.clear()  # the clock of files may be too coarse for a change so soon
+    assert torch.equal(load(name, note=notes.append).x, first)
+    assert len(notes) == 2
+    assert torch.equal(load(name, note=notes.append).x, first)
+    assert len(notes) == 2
 
 
 def test_another_format_is_not_read(cache):

@@ -103,6 +103,14 @@ def test_other_files_are_recognised(tmp_path):
         read_labels(tmp_path / "html")
 
 
+def test_a_header_that_asks_for_all_memory_is_refused(tmp_path):
+    for sizes in ((2**32 - 1,), (2**32 - 1, 2**32 - 1, 2**32 - 1)):
+        path = tmp_path / "huge"
+        path.write_bytes(bytes([0, 0, 8, len(sizes)]) + b"".join(size.to_bytes(4, "big") for size in sizes))
+        with pytest.raises(ValueError, match=r"says that it holds 4294967295.* bytes; it is damaged"):
+            list(read_images(path) if len(sizes) == 3 else read_labels(path))
+
+
 def test_images_without_their_labels_are_noticed(tmp_path):
     write_family(tmp_path / "raw", MNIST_FILES, 10)
     (tmp_path / "raw" / MNIST_FILES[1]).write_bytes(gzip.compress(idx(np.zeros(9))))

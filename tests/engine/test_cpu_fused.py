@@ -468,6 +468,35 @@ def test_a_damaged_library_is_compiled_anew(fresh, capsys):
 
 
 @needs_compiler
+@pytest.mark.parametrize("place", [0.02, 0.3, 0.5, 0.7, 0.98])
+def test_a_library_with_a_flipped_bit_is_never_loaded_but_compiled_anew(fresh, place):
+    path = cpu_library.compiled(torch.float32)
+    whole = path.read_bytes()
+    damaged = bytearray(whole)
+    damaged[int(place * len(whole))] ^= 4
+    path.write_bytes(damaged)
+    made = library(torch.float32)
+    assert Path(made._name).read_bytes() == whole
+    assert [each.read_bytes() for each in fresh.iterdir()] == [whole]
+
+
+@needs_compiler
+def test_a_trial_whose_record_is_damaged_is_held_again(fresh, monkeypatch):
+    trials = []
+    found = {"torch": 0.2, "compiled": 0.1}
+    monkeypatch.setattr(cpu_trial, "measured", lambda *_: trials.append(found) or found)
+    problem = study()
+    assert cpu_trial.faster(problem, fused(problem))
+    (record,) = fresh.glob("*.json")
+    whole = record.read_text()
+    for content in (whole.replace("0.2", "0.0"), whole[:-9], "[" * 100_000, ""):
+        record.write_text(content)
+        assert cpu_trial.faster(problem, fused(problem))
+        assert record.read_text() == whole
+    assert len(trials) == 5
+
+
+@needs_compiler
 def test_nothing_is_loaded_from_a_folder_that_others_may_write_to(fresh, capsys):
     fresh.mkdir()
     fresh.chmod(0o777)

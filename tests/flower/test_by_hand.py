@@ -312,25 +312,25 @@ def test_a_client_that_lost_the_request_in_a_restart_is_asked_again(by_hand, too
     assert tools.compare(state, tools.sequential(config)) == "equal"
 
 
-def test_a_client_with_a_full_disk_is_absent_until_there_is_room(by_hand, tools, config):
-    """ENOSPC from the kernel: the file it writes what it keeps to is /dev/full during round 2."""
+def test_a_client_that_cannot_write_is_absent_until_it_can(by_hand, tools, config):
+    """An error from the kernel, as of a full disk: in round 2 a folder is where the file of what it keeps belongs."""
     config = replace(config, per_round=3)
     full = []
 
     def fill(group):
         folder = by_hand.folder / "clients" / "1" / "runs" / "run"
-        name = folder / "round-000002.safetensors.new"
+        name = folder / "round-000002.safetensors"
         if group == "1":
-            name.symlink_to("/dev/full")
+            name.mkdir()
             full.append(name)
 
     def spoil(u, group, _message, reply):
         if u == 1 and group == "2":
-            assert dict(reply.content["refusal"]) == {"code": "disk", "said": "ENOSPC"}
+            assert dict(reply.content["refusal"]) == {"code": "disk", "said": "EISDIR"}
         if u == 2 and group == "1":
             fill(group)
         if u == 2 and group == "3":
-            full[0].unlink(missing_ok=True)
+            full[0].rmdir()
         return [reply]
 
     state, _ = by_hand(config, spoil=spoil)

@@ -179,21 +179,21 @@ def test_an_inflated_sample_count_bars_the_client(federation, tools):
     assert [line["counted"] for line in rows[1:]] == [[0, 1], [0, 1]]
 
 
-def test_a_client_out_of_disk_is_absent_until_there_is_room(federation, tools):
-    """Its file for round 2 is /dev/full: ENOSPC from the kernel."""
+def test_a_client_that_cannot_write_is_absent_until_it_can(federation, tools):
+    """A folder is where its file for round 2 belongs: an error from the kernel, as of a full disk."""
     changes = {"rounds": 3}
     rule(federation, attempts=2)
     federation.begin("full", **changes)
     number = federation.submit("full")
     client = federation.folder / "clients" / "2" / "runs"
     place = federation.wait(lambda: next(client.glob("full-*"), None))
-    full = place / "round-000002.safetensors.new"
-    full.symlink_to("/dev/full")
+    in_the_way = place / "round-000002.safetensors"
+    in_the_way.mkdir()
     federation.wait(lambda: federation.rounds("full") >= 2, seconds=200.0)
-    full.unlink(missing_ok=True)
+    in_the_way.rmdir()
     federation.finish("full", seconds=300.0, submitted=number)
     absent = assert_as_counted(federation, tools, "full", **changes)
     assert absent == {1: [], 2: [2], 3: []}
     log = (federation.folder / "server" / "runs" / "full" / "log.txt").read_text()
-    assert "No space left on device" in log
+    assert "Is a directory" in log
     assert str(federation.folder) not in log

@@ -1,5 +1,8 @@
 """What a client keeps: counted rounds only, repeated rounds to the byte, and never anew by itself."""
 
+import errno
+import os
+
 import pytest
 import torch
 
@@ -98,6 +101,10 @@ def test_another_run_s_file_is_refused(own, problem, tmp_path):
         own.begin(problem, 0, round=2, counted=1)
 
 
+def no_space(_descriptor):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 def test_dying_at_any_moment_of_a_write_leaves_the_counted_round(own, problem, monkeypatch):
     own.write(1, kept(problem, 1.0))
     visited = []
@@ -117,9 +124,10 @@ def test_dying_at_any_moment_of_a_write_leaves_the_counted_round(own, problem, m
     assert visited
 
 
-def test_a_full_disk_is_an_error_and_the_counted_round_stays(own, problem):
+def test_a_full_disk_is_an_error_and_the_counted_round_stays(own, problem, monkeypatch):
     own.write(1, kept(problem, 1.0))
-    (own._folder / "round-000002.safetensors.new").symlink_to("/dev/full")
+    monkeypatch.setattr("fedncv.files.os.fsync", no_space)
     with pytest.raises(OSError, match="No space left"):
         own.write(2, kept(problem, 2.0))
+    monkeypatch.undo()
     assert value(own.begin(problem, 0, round=2, counted=1)) == 1

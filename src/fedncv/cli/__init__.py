@@ -2,6 +2,7 @@
 
 import errno
 import importlib
+import io
 import os
 import sys
 from importlib.metadata import version
@@ -41,6 +42,9 @@ def usage() -> str:
 
 def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
+    for stream in (sys.stdout, sys.stderr):  # names of files need not be text, and terminals not UTF-8
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(usage())
         return 0
@@ -63,6 +67,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _command(name: str, argv: list[str]) -> int:
+    if wrong := next((word for word in (name, *argv) if any(c < " " and c != "\t" for c in word)), None):
+        raise ValueError(f"the argument {wrong!r:.200} holds a control character; leave it out, or rename the file")
     if name not in COMMANDS:
         from fedncv.spec import nearest
 

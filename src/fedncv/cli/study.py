@@ -41,6 +41,7 @@ from fedncv.study import FILE, Cell, Study, Tuning, extend, read_study, to_toml
 from fedncv.termination import STATUS, Terminated, saving_on_sigterm
 
 Train = Callable[[list[Path], Watch], None]
+MOST_SEEDS = 10_000
 NAMED = 5  # unfinished runs that a message names
 
 
@@ -153,6 +154,10 @@ def _asked(study: Study, arguments: Arguments) -> Study:
     """Return the study with the values of the options in place."""
     if arguments.seeds < 1:
         raise ValueError(f"--seeds, the number of seeds, must be at least 1, not {arguments.seeds}")
+    for name in ("seeds", "tuning_seeds"):
+        if (number := getattr(arguments, name)) > MOST_SEEDS:
+            option = f"--{name.replace('_', '-')}"
+            raise ValueError(f"{option}, the number of seeds, must be at most {MOST_SEEDS:,}, not {number}")
     if not arguments.clients:
         raise ValueError("--clients needs at least one number")
     settings = {f.name: getattr(arguments, f.name) for f in fields(Settings)}

@@ -12,6 +12,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from fedncv.cli.arguments import parse
+from fedncv.files import read_text, write_atomically
 from fedncv.theory import STATEMENTS, Statement, Verdict, evaluate
 
 Row = tuple[Statement, Verdict]
@@ -43,8 +44,8 @@ def main(argv: list[str]) -> int:
     print(f"{len(rows)} statements: {held} hold, {len(rows) - held} do not.")
     if arguments.markdown:
         path = Path(arguments.markdown)
-        page = path.read_text(encoding="utf-8") if path.exists() else ""
-        path.write_text(into_page(page, markdown(rows)), encoding="utf-8")
+        page = read_text(path) if path.exists() else ""
+        write_atomically(path, into_page(page, markdown(rows)).encode())
     return 0
 
 

@@ -1,6 +1,5 @@
 """fedncv variance: measure the error of the aggregated update, method by method, at the same frozen models."""
 
-import json
 import sys
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -13,9 +12,11 @@ from fedncv.cli.arguments import check_words, parse
 from fedncv.cli.progress import bar
 from fedncv.config import RunConfig, Settings
 from fedncv.engine.check import check as check_config
+from fedncv.files import write_atomically
 from fedncv.observatory.compare import OWN, check, rows_of
 from fedncv.observatory.table import Row, print_tables, read_rows
 from fedncv.results import is_run, read_config
+from fedncv.store import append
 
 ROWS = "variance.jsonl"
 
@@ -62,7 +63,7 @@ def main(argv: list[str]) -> int:
     if path.exists() and not arguments.overwrite:
         raise ValueError(f"{path} already exists; --show {path} shows it, --overwrite replaces it")
     out.mkdir(parents=True, exist_ok=True)
-    path.write_text("")
+    write_atomically(path, b"")
     rows: list[Row] = []
     stopped = False
     with _Progress(len({*methods, *({arguments.reference} - {OWN})}) * max(at)) as progress:
@@ -73,8 +74,7 @@ def main(argv: list[str]) -> int:
         try:
             for row in found:
                 rows.append(row)
-                with path.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(row) + "\n")
+                append(out, ROWS, row)
                 progress.row(row)
         except KeyboardInterrupt:
             stopped = True

@@ -2,10 +2,11 @@
 
     <cache>/decoded/<name>-<fingerprint>/images.u8    n x channels x height x width bytes
                                          labels.i64   n labels
-                                         about.json   n, shape, classes, mean, std; written last
+                                         about.json   n, shape, classes, mean, std, checksums; written last
 
 An entry is written to a temporary folder next to it, flushed to the disk, and renamed. So it is complete or does not
-exist. If two processes write the same entry, the second uses the first's.
+exist. If two processes write the same entry, the second uses the first's. An entry whose files changed since then, by a
+failing disk or anything else, does not count: it is written again.
 """
 
 import json
@@ -14,6 +15,7 @@ import secrets
 import shutil
 import sys
 import time
+import zlib
 from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
@@ -24,15 +26,17 @@ import torch
 
 from fedncv.data.dataset import Dataset
 from fedncv.data.raw import Moments, Raw
+from fedncv.files import checksum, is_intact, parse, sealed
+from fedncv.spec import expanded
 
-FORMAT = 1
+FORMAT = 2
 STALE_SECONDS = 86_400  # a temporary folder of that age was left by a killed process
 
 
 def cache_folder() -> Path:
     """Return FEDNCV_CACHE, or ``fedncv`` in the platform's cache folder."""
     if chosen := os.environ.get("FEDNCV_CACHE"):
-        return Path(chosen).expanduser()
+        return expanded(chosen)
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Caches" / "fedncv"
     if sys.platform == "win32":
@@ -40,17 +44,31 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedncv"
 
 
+_checked: dict[tuple[Path, int, int, int], int | None] = {}  # a file's path, inode, size and time -> its checksum
+
+
+def _checksum(path: Path) -> int | None:
+    """Return the file's checksum, computed once in a process unless the file is written to."""
+    about = path.stat()
+    key = (path, about.st_ino, about.st_size, about.st_mtime_ns)
+    if key not in _checked:
+        _checked[key] = checksum(path)
+    return _checked[key]
+
+
 def open_entry(entry: Path, name: str) -> Dataset | None:
-    """Return the dataset, memory-mapped without a copy; None if there is no complete entry of this format.
+    """Return the dataset, memory-mapped without a copy; None if there is no complete, intact entry of this format.
 
     The map is private: writing to a tensor does not change the file.
     """
     try:
-        about = json.loads((entry / "about.json").read_text())
+        about = parse((entry / "about.json").read_bytes())
         shape = (about["n"], *about["shape"])
         images, labels = entry / "images.u8", entry / "labels.i64"
         sizes = images.stat().st_size, labels.stat().st_size
-        if about["format"] != FORMAT or sizes != (int(np.prod(shape)), 8 * about["n"]):
+        if about["format"] != FORMAT or sizes != (int(np.prod(shape)), 8 * about["n"]) or not is_intact(about):
+            return None
+        if (about["images_check"], about["labels_check"]) != (_checksum(images), _checksum(labels)):
             return None
         return Dataset(
             name=name,
@@ -79,15 +97,17 @@ def write_entry(
     except OSError as error:
         raise _cannot(entry, error) from None
     try:
-        n, moments = 0, Moments(shape[0])
+        n, moments, checks = 0, Moments(shape[0]), [0, 0]
         # Unbuffered: a buffer would be written at close, where we do not handle a full disk.
         with (
             (half / "images.u8").open("wb", buffering=0) as images_file,
             (half / "labels.i64").open("wb", buffering=0) as labels_file,
         ):
             for images, labels in pieces:
-                _put(images_file, images.tobytes(), entry)
-                _put(labels_file, labels.astype("<i8").tobytes(), entry)
+                for i, (file, array) in enumerate([(images_file, images), (labels_file, labels.astype("<i8"))]):
+                    data = array.tobytes()
+                    _put(file, data, entry)
+                    checks[i] = zlib.crc32(data, checks[i])
                 moments.add(images)
                 n += len(labels)
             _sync(images_file, entry)
@@ -99,9 +119,9 @@ def write_entry(
             )
         mean, std = moments.values()
         about: dict[str, Any] = {"format": FORMAT, "n": n, "shape": shape, "num_classes": num_classes}
-        about |= {"mean": mean, "std": std}
+        about |= {"mean": mean, "std": std, "images_check": checks[0], "labels_check": checks[1]}
         with (half / "about.json").open("wb", buffering=0) as about_file:
-            _put(about_file, json.dumps(about).encode(), entry)
+            _put(about_file, json.dumps(sealed(about)).encode(), entry)
             _sync(about_file, entry)
         _rename(half, entry)
     finally:

@@ -13,6 +13,7 @@ import numpy as np
 
 from fedncv.data.raw import PIECE, Images, Raw, reason
 
+MEMORY = 1 << 28  # bytes of pictures to decode at a time
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff"}
 SPLITS = ("train", "valid", "val", "validation", "test")
 
@@ -72,7 +73,8 @@ def _files(folder: Path) -> list[Path]:
 def read_pictures(
     items: Iterable[Picture], *, size: tuple[int, int], channels: int, resize: bool = False
 ) -> Iterator[Raw]:
-    """Decode the pictures to (channels, *size), PIECE at a time."""
+    """Decode the pictures to (channels, *size), PIECE at a time, fewer if they are large."""
+    at_once = max(1, min(PIECE, MEMORY // max(1, channels * size[0] * size[1])))
     images: list[Images] = []
     labels: list[int] = []
     for path, label in items:
@@ -82,7 +84,7 @@ def read_pictures(
             raise ValueError(f"cannot read {path}: {error.strerror}") from None
         images.append(decode(data, str(path), size=size, channels=channels, resize=resize))
         labels.append(label)
-        if len(images) == PIECE:
+        if len(images) == at_once:
             yield Raw(np.stack(images), np.array(labels, dtype=np.int64))
             images, labels = [], []
     if images:
@@ -114,7 +116,7 @@ def picture_size(path: Path) -> tuple[int, int]:
     try:
         with _pillow().open(path) as picture:
             return picture.size[1], picture.size[0]
-    except OSError as error:
+    except Exception as error:  # also one that is too large for Pillow
         raise ValueError(f"{path} is not a picture ({reason(error)}); replace or remove it") from None
 
 

@@ -19,6 +19,7 @@ from fedncv.data.cache import cache_folder
 from fedncv.data.folder import decode
 from fedncv.data.raw import PIECE, Raw, reason
 from fedncv.data.registry import Entry, Hub
+from fedncv.spec import expanded
 
 
 @contextmanager
@@ -59,7 +60,7 @@ def reach(hub: Hub) -> None:
 
 def stand_in(hub: Hub) -> Path | None:
     folder = os.environ.get("FEDNCV_HUB")
-    return Path(folder).expanduser() / hub.id if folder else None
+    return expanded(folder) / hub.id if folder else None
 
 
 def fetch_files(hub: Hub, files: tuple[str, ...]) -> Path:

@@ -6,6 +6,7 @@ Files may be gzipped or not. EMNIST stores its images transposed; its letters ar
 """
 
 import gzip
+import math
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,8 @@ from typing import BinaryIO
 import numpy as np
 
 from fedncv.data.raw import PIECE, Images, Labels, Raw, reason
+
+LIMIT = 2 << 30  # bytes; EMNIST has 638 million
 
 MNIST_FILES = tuple(f"{part}-{what}-ubyte.gz" for part in ("train", "t10k") for what in ("images-idx3", "labels-idx1"))
 
@@ -86,7 +89,12 @@ def _header(file: BinaryIO, path: Path, ndim: int) -> tuple[int, ...]:
     head = _take(file, path, 4 + 4 * ndim)
     if len(head) < 4 + 4 * ndim or head[:4] != bytes([0, 0, 8, ndim]):
         raise ValueError(f"{path} is not an IDX file of bytes in {ndim} dimensions; fetch it again")
-    return tuple(int(size) for size in np.frombuffer(head, ">u4", offset=4))
+    sizes = tuple(int(size) for size in np.frombuffer(head, ">u4", offset=4))
+    if math.prod(sizes) > LIMIT:
+        raise ValueError(
+            f"{path} says that it holds {' x '.join(map(str, sizes))} bytes; it is damaged, fetch it again"
+        )
+    return sizes
 
 
 def _values(file: BinaryIO, path: Path, count: int) -> Images:

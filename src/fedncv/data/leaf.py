@@ -9,7 +9,6 @@ Users are owners. LEAF's own split into train/ and test/ is not used: both are p
 split anew by ``test_share``, as for every dataset. S. Caldas et al., "LEAF: a benchmark for federated settings", 2018.
 """
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -20,6 +19,8 @@ from numpy.typing import NDArray
 
 from fedncv.data.dataset import Dataset
 from fedncv.data.text import ALPHABET, characters
+from fedncv.files import parse
+from fedncv.spec import expanded
 
 Kind = Literal["auto", "femnist", "shakespeare", "sent140", "numbers"]
 Array = NDArray[Any]
@@ -87,14 +88,17 @@ READERS: dict[str, _Reader] = {
 }
 
 
+LONGEST = 10_000  # bytes of a tweet
+
+
 def read_leaf(path: Path | str, *, kind: Kind = "auto", length: int = 140) -> Dataset:
     """Read a file, a folder of files, or a folder with train/ and test/, or all_data/, of LEAF.
 
     ``kind`` is found from the first sample if it is not given. ``length`` is the number of bytes kept of a tweet.
     """
-    if length < 1:
-        raise ValueError(f"leaf: length is {length}; it must be at least 1")
-    folder = Path(path).expanduser()
+    if not 1 <= length <= LONGEST:
+        raise ValueError(f"leaf: length is {length}; it must be from 1 to {LONGEST:,}")
+    folder = expanded(path)
     x, y, owners = [], [], []
     for file in files(folder):
         for user, (samples, labels) in _users(file).items():
@@ -146,7 +150,7 @@ def files(path: Path) -> list[Path]:
 def _users(file: Path) -> dict[str, tuple[list[Any], list[Any]]]:
     """Return user -> inputs and labels; users without samples are left out."""
     try:
-        held = json.loads(file.read_bytes())
+        held = parse(file.read_bytes())
         data = {str(user): (held["user_data"][user]["x"], held["user_data"][user]["y"]) for user in held["users"]}
     except (ValueError, RecursionError):
         raise ValueError(f"{file} is not complete JSON; fetch or make it again") from None

@@ -7,6 +7,7 @@ a folder of pictures also by the folder, the classes and the scaling.
 
 import hashlib
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -31,6 +32,7 @@ from fedncv.data.tabular import Target, read_table
 from fedncv.imports import Own, make_own, own, own_values
 
 Note = Callable[[str], None]
+LARGEST_SIDE = 2048  # pixels
 LARGE = 50_000_000  # bytes of text that take a while
 
 
@@ -117,7 +119,7 @@ def load_table(
     target: Target = "auto",
 ) -> Dataset:
     """Load a CSV or Parquet file, as ``read_table``; ``x`` and ``drop`` are columns separated by ``|``."""
-    file = Path(path).expanduser()
+    file = spec.expanded(path)
     names = {key: tuple(filter(None, columns.split("|"))) for key, columns in (("x", x), ("drop", drop))}
     knobs = {"path": file, "y": y, "owner": owner, **names, "standardise": standardise, "target": target}
     return _remembered(read_table, tuple(knobs.items()), fingerprint([file], "") if file.exists() else "")
@@ -125,7 +127,7 @@ def load_table(
 
 def load_leaf(note: Note = to_stderr, *, path: Path | str, kind: Kind = "auto", length: int = 140) -> Dataset:
     """Load LEAF's JSON files, as ``read_leaf``."""
-    files = leaf_files(Path(path).expanduser())
+    files = leaf_files(spec.expanded(path))
     if sum(file.stat().st_size for file in files) > LARGE:
         note(f"reading {len(files)} files of {path}")
     knobs = {"path": path, "kind": kind, "length": length}
@@ -140,7 +142,9 @@ def load_folder(note: Note = to_stderr, *, path: Path | str, size: int = 0, chan
     """
     if channels not in (1, 3):
         raise ValueError(f"channels is {channels}; use 3 for colour or 1 for grey")
-    folder = Path(path).expanduser()
+    if not 0 <= size <= LARGEST_SIDE:
+        raise ValueError(f"folder: size is {size}; it must be from 1 to {LARGEST_SIDE:,} pixels, or 0 to keep the size")
+    folder = spec.expanded(path)
     items, names = pictures(folder)
     shape = (channels, size, size) if size > 0 else (channels, *picture_size(items[0][0]))
     # everything that changes the pixels or the labels: the scaling, and which file has which class
@@ -189,7 +193,7 @@ def _load_entry(
 def data_folder(data_dir: str | Path | None) -> Path:
     """Return the folder to search for original files."""
     chosen = data_dir or os.environ.get("FEDNCV_DATA")
-    folder = Path(chosen).expanduser() if chosen else cache_folder() / "data"
+    folder = spec.expanded(chosen) if chosen else cache_folder() / "data"
     if chosen and not folder.is_dir():
         origin = "--data-dir" if data_dir else "FEDNCV_DATA"
         raise ValueError(f"the data folder {folder} does not exist; set another one in {origin}")
@@ -226,7 +230,8 @@ def _pieces(entry: Entry, source: Path, verify: bool) -> Iterator[Raw]:
         return
     if verify and source.name in entry.md5:
         archive.check_md5(source, entry.md5[source.name])
-    with archive.unpacked(source, cache_folder() / "unpacked") as folder:
+    limit = max(archive.LIMIT, 4 * entry.num_images * math.prod(entry.shape))
+    with archive.unpacked(source, cache_folder() / "unpacked", limit=limit) as folder:
         inner = find(entry, folder)
         if inner is None or not inner.is_dir():
             raise ValueError(f"{source} does not hold {', '.join(entry.files)}; it is the wrong archive")

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from fedncv.data.dataset import Dataset
 from fedncv.keys import key_for
+from fedncv.machine import memory
 
 BLOCK = 256  # clients that are drawn together
 
@@ -46,6 +47,7 @@ def load_synthetic(
     for name, (value, least) in (least_of | spread_of).items():
         if not least <= value < 2**63:
             raise ValueError(f"synthetic: {name} is {value}; it must be at least {least} and finite")
+    _check_size(clients, samples, features, classes)
     x_NSF = np.empty((clients, samples, features), dtype=np.float32)
     y_NS = np.empty((clients, samples), dtype=np.int64)
     for first in range(0, clients, BLOCK):
@@ -56,6 +58,19 @@ def load_synthetic(
         x_NSF[first : first + held], y_NS[first : first + held] = x_KSF[:held], y_KS[:held]
     x_nF, y_n = torch.from_numpy(x_NSF).flatten(0, 1), torch.from_numpy(y_NS).flatten()
     return Dataset("synthetic", x_nF, y_n, classes, owners=torch.arange(clients).repeat_interleave(samples))
+
+
+def _check_size(clients: int, samples: int, features: int, classes: int) -> None:
+    """Raise ValueError if the samples do not fit into this machine's memory."""
+    of_client = samples * (4 * features + 8) + 4 * features * (classes + 1)  # the latter only while it is drawn
+    held, most = max(clients, BLOCK) * of_client, memory() // 2
+    if held > most:
+        fits = of_client * BLOCK <= most
+        remedy = f"use at most {most // of_client:,} clients of this size" if fits else "use smaller numbers"
+        raise ValueError(
+            f"synthetic: {clients:,} clients of {samples:,} samples with {features:,} features and {classes:,} classes "
+            f"take more than half of this machine's memory ({most / 5e8:,.0f} GB); {remedy}"
+        )
 
 
 def _block(

@@ -24,7 +24,7 @@ from fedncv.data.dataset import Dataset
 from fedncv.data.own import owner_numbers
 from fedncv.data.raw import reason
 from fedncv.data.sound import check_samples
-from fedncv.spec import nearest, written
+from fedncv.spec import expanded, nearest, written
 
 Target = Literal["auto", "classes", "number"]
 DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
@@ -58,7 +58,7 @@ def read_table(
     training samples. ``target`` is classes, number (regression), or auto: classes unless the column has numbers with
     a decimal point. Raise ValueError with the place of what cannot be read.
     """
-    table = _read(Path(path).expanduser())
+    table = _read(expanded(path))
     for name in [y, *filter(None, [owner]), *x, *drop]:
         if name not in table.columns:
             raise ValueError(f"{path}: {nearest(name, table.columns, what='column')}")

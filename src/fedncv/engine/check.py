@@ -12,7 +12,7 @@ from fedncv.metrics import find_metrics
 from fedncv.models import find_model
 from fedncv.objects import code_of
 from fedncv.optimizers import Optimizer, check_settings, find_optimizer
-from fedncv.spec import parse, split
+from fedncv.spec import expanded, parse, split
 from fedncv.tasks import find_task
 
 
@@ -54,7 +54,7 @@ def anchored(config: RunConfig, *, custom: tuple[str, ...] = ()) -> RunConfig:
         texts.append(given.name if given else split(text, r"\+(?!\d)")[0])
     return replace(
         config,
-        data_dir=os.path.abspath(os.path.expanduser(config.data_dir)) if config.data_dir else "",
+        data_dir=os.path.abspath(expanded(config.data_dir)) if config.data_dir else "",
         data=config.data if "data" in custom else absolute_name(config.data),
         code_dir=os.path.abspath(config.code_dir) if os.path.isdir(config.code_dir) else code_folder(texts),
         code=code,

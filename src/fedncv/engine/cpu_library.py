@@ -1,9 +1,11 @@
 """Compile cpu_block.c for this machine if there is a C compiler, and cache the library.
 
 The file name contains a hash of the source, the compiler's version and the processor, so another machine with the
-same home directory compiles its own. The library's code is run, so only this user may write to its folder.
+same home directory compiles its own, and a hash of the library itself, so that a damaged one is compiled anew. The
+library's code is run, so only this user may write to its folder.
 """
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -64,15 +66,25 @@ def compiled(dtype: torch.dtype) -> Path:
     command = [*compiler, *FLAGS, f"-DREAL={REALS[dtype]}"]
     machine = _run([*compiler, "-march=native", "-dM", "-E", "-x", "c", os.devnull])  # its version, the processor
     digest = hashlib.sha256(b"\0".join([SOURCE.read_bytes(), *map(str.encode, command), machine])).hexdigest()
-    path = _own_folder() / f"block-{digest[:24]}.so"
-    if not path.exists():
-        with tempfile.TemporaryDirectory(dir=path.parent) as folder:  # complete or missing
-            made = Path(folder) / path.name
-            _run([*command, str(SOURCE), "-o", str(made), "-lm"])
-            with made.open("rb") as file:
-                os.fsync(file.fileno())
-            made.replace(path)
+    name, place = f"block-{digest[:24]}", _own_folder()
+    for path in sorted(place.glob(f"{name}-*.so")):
+        with contextlib.suppress(FileNotFoundError):  # another process has just removed it
+            if path == _named(path, name):
+                return path
+            path.unlink()  # damaged
+    with tempfile.TemporaryDirectory(dir=place) as folder:  # complete or missing
+        made = Path(folder) / "block.so"
+        _run([*command, str(SOURCE), "-o", str(made), "-lm"])
+        with made.open("rb") as file:
+            os.fsync(file.fileno())
+        path = place / _named(made, name).name
+        made.replace(path)
     return path
+
+
+def _named(path: Path, name: str) -> Path:
+    """Return the path beside this library with the name that its content must have."""
+    return path.with_name(f"{name}-{hashlib.sha256(path.read_bytes()).hexdigest()[:16]}.so")
 
 
 def _own_folder() -> Path:

@@ -17,6 +17,7 @@ import torch
 from fedncv.engine.cpu_fused import one_pass
 from fedncv.engine.cpu_library import library
 from fedncv.engine.problem import Problem
+from fedncv.files import is_intact, parse, sealed
 
 TURNS = 7
 
@@ -24,10 +25,22 @@ TURNS = 7
 def faster(problem: Problem, compiled: Problem) -> bool:
     """Return whether the steps of ``compiled`` take less time on this machine."""
     path = _path(problem)
-    if not path.exists():
-        _record(path, measured(problem, compiled))
-    found = json.loads(path.read_text())
-    return bool(found["compiled"] < found["torch"])
+    found = _recorded(path)
+    if found is None:
+        path.unlink(missing_ok=True)  # damaged
+        found = measured(problem, compiled)
+        _record(path, found)
+        found = _recorded(path) or found  # of another process, if it was first
+    return found["compiled"] < found["torch"]
+
+
+def _recorded(path: Path) -> dict[str, float] | None:
+    """Return the seconds that were measured; None if the file is missing or damaged."""
+    try:
+        found = parse(path.read_bytes())
+        return {name: float(found[name]) for name in ("compiled", "torch")} if is_intact(found) else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def measured(problem: Problem, compiled: Problem) -> dict[str, float]:
@@ -59,5 +72,5 @@ def _record(path: Path, found: dict[str, float]) -> None:
     """Write the answer complete or not at all; of several processes the first is heard. A full disk is no error."""
     with contextlib.suppress(OSError), tempfile.TemporaryDirectory(dir=path.parent) as folder:
         written = Path(folder) / path.name
-        written.write_text(json.dumps(found))
+        written.write_text(json.dumps(sealed(found)))
         os.link(written, path)

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from fedncv.figures import looks
+from fedncv.figures import drawn, looks
+from fedncv.files import write_atomically
 from fedncv.observatory.table import Row, aims, common, groups, mean_of, panels, reference_of, relative
 
 Axes = Any
@@ -49,7 +50,7 @@ def _panels(rows: list[Row], draw: Draw, look: Look, path: Path) -> Path:
         axes.set_title(where, loc="left", fontsize=10)
         axes.grid(alpha=0.3)
         axes.set_axisbelow(True)
-    figure.savefig(path, dpi=150)
+    write_atomically(path, drawn(figure, "png"))
     plt.close(figure)
     return path
 

@@ -1,12 +1,13 @@
 """Print rows of probes as tables: one line per method, and errors by round. Squared numbers are relative to
 |full update|^2 unless stated otherwise."""
 
-import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import stats
+
+from fedncv.files import parse, read_text
 
 Row = dict[str, Any]
 RELATIVE = ("mse", "bias2", "variance", "plain", "within", "between", "without", "best", "apart")
@@ -24,15 +25,12 @@ class Number(NamedTuple):
 def read_rows(path: Path) -> list[Row]:
     """Return the rows of a file. An incomplete last line is left out. Raise ValueError if a state occurs twice, because
     a mean would count it twice."""
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror}") from None
+    lines = read_text(path).split("\n")
     rows: list[Row] = []
     seen: set[tuple[Any, ...]] = set()
     for number, line in enumerate(lines[:-1], start=1):
         try:
-            row = json.loads(line)
+            row = parse(line)
             state = federation(row), row["method"], row["seed"], row["round"]
             row["mse"], row["full2"]
         except (ValueError, KeyError, TypeError):

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from fedncv.comparison import summary
-from fedncv.figures import COLOURS, Line, caption, draw_intervals, draw_lines, looks, shaded
+from fedncv.figures import COLOURS, Line, caption, draw_intervals, draw_lines, drawn, looks, shaded
+from fedncv.files import write_atomically
 from fedncv.report import names, series
 from fedncv.report.gather import Results
 from fedncv.report.table import scaled
@@ -28,7 +29,7 @@ def save_all(results: Results, folder: Path) -> list[Path]:
                 if figure is None:
                     path.unlink(missing_ok=True)  # from an earlier report
                     continue
-                figure.savefig(path, dpi=150, metadata=metadata)
+                write_atomically(path, drawn(figure, suffix, metadata=metadata))
                 written.append(path)
     return written
 

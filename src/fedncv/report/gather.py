@@ -5,7 +5,6 @@ protocols are an error that lists the fields that differ. Several folders may di
 different settings is shown once for each folder, and different data or partitions are columns of their own.
 """
 
-import json
 import math
 import sys
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple
 
 from fedncv.config import RunConfig, Settings, changed_code, named, read_toml
 from fedncv.figures import APART
+from fedncv.files import records
 from fedncv.report import names, paper
 from fedncv.results import (
     CONFIG,
@@ -504,14 +504,12 @@ def _agree(runs: list[Run]) -> bool:
 
 
 def seconds(run: Run) -> float | None:
-    """Return the sum of the run's clocks; None if they are lost. Runs that trained together have equal shares."""
-    path = run.folder / TIMING
-    if not path.exists():
+    """Return the sum of the run's clocks; None if one is lost. Runs that trained together have equal shares."""
+    rows = records(run.folder / TIMING) or []
+    clocks = [row.get("seconds") for row in rows]
+    if {row["round"] for row in run.rows if "failed" not in row} - {
+        row.get("round") for row in rows if type(row.get("round")) is int
+    }:
         return None
-    total = 0.0
-    for line in path.read_bytes().split(b"\n")[:-1]:
-        try:
-            total += json.loads(line)["seconds"]
-        except (ValueError, KeyError, TypeError):
-            return None
-    return total if math.isfinite(total) else None
+    total = sum(clock if isinstance(clock, int | float) else math.nan for clock in clocks)
+    return total if clocks and math.isfinite(total) else None

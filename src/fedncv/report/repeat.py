@@ -1,6 +1,5 @@
 """How to repeat what a page shows: commands that run as they are, or the Python call for objects of the user's own."""
 
-import json
 import re
 import shlex
 from collections import Counter
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedncv.config import OBJECTS, RunConfig, differences, options, own_object
+from fedncv.files import SEAL, is_intact, parse
 from fedncv.report.gather import Results, Source
 from fedncv.results import MACHINE, Run
 
@@ -163,8 +163,10 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     found = []
     for line in path.read_bytes().split(b"\n") if path.exists() else []:
         try:
-            value = json.loads(line)
+            value = parse(line)
         except ValueError:
             continue
-        found += [value] if isinstance(value, dict) else []
+        if isinstance(value, dict) and is_intact(value):
+            value.pop(SEAL, None)
+            found.append(value)
     return found

@@ -3,13 +3,13 @@
 The page, the figures and the CSV files are all made from these.
 """
 
-import json
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedncv.comparison import Summary, reached, summary
+from fedncv.files import is_intact, parse
 from fedncv.report import names
 from fedncv.report.gather import Column, Results, seconds
 from fedncv.report.table import write_csv
@@ -185,7 +185,11 @@ def partition(column: Column) -> dict[str, Any] | None:
         sizes = next((run.rows[0]["sizes"] for run in runs if run.rows and "sizes" in run.rows[0]), None)
         return None if not sizes else {"sizes": sizes}
     try:
-        found: dict[str, Any] = json.loads(path.read_bytes())
+        found: dict[str, Any] = parse(path.read_bytes())
+        if not is_intact(found):
+            raise ValueError("its checksum differs")
+        if own := next((run for run in runs if run.folder == path.parent), None):
+            _check_is_of(found, own)
         if "clients_of_size" in found:
             found["sizes"] = np.repeat(*np.array(found["clients_of_size"], dtype=np.int64))
         held = np.array(found["counts"] if "counts" in found else found["sizes"], dtype=np.int64)
@@ -193,6 +197,13 @@ def partition(column: Column) -> dict[str, Any] | None:
     except (ValueError, KeyError, TypeError):
         raise ValueError(f"{path} is damaged; delete it and repeat the study's command") from None
     return found if held.size else None
+
+
+def _check_is_of(found: dict[str, Any], run: Run) -> None:
+    """Raise ValueError if the partition is that of a run with other data, another partition or seed."""
+    for name in ("data", "partition", "seed"):
+        if found.get(name, value := getattr(run.config, name)) != value:
+            raise ValueError(f"it is of {name} {found[name]}")
 
 
 class Spent(NamedTuple):

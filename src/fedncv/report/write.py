@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from fedncv.files import make_folder, write_atomically
 from fedncv.report import metrics, parts, series, table
 from fedncv.report.figures import save_all
 from fedncv.report.gather import gather
@@ -21,7 +22,7 @@ def write(
     main = table.main_table(results)
     files = folder / FILES
     try:
-        files.mkdir(parents=True, exist_ok=True)
+        make_folder(files)
     except OSError as error:
         raise ValueError(f"cannot create the folder {files}: {error.strerror}; choose another --out") from None
     contents = {
@@ -40,9 +41,7 @@ def write(
         if not content:
             path.unlink(missing_ok=True)  # from an earlier report
             continue
-        temporary = path.with_name(path.name + ".new")
-        temporary.write_text(content, encoding="utf-8")
-        temporary.replace(path)
+        write_atomically(path, content.encode(errors="backslashreplace"))
     return [folder / PAGE, *written]
 
 

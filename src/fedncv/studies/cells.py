@@ -8,6 +8,7 @@ from fedncv import store
 from fedncv.config import RunConfig, differences
 from fedncv.data import absolute_name, divide, holdings, load
 from fedncv.engine.check import anchored, check
+from fedncv.files import sealed
 from fedncv.objects import check_code, code_of
 from fedncv.results import STATE, is_run, read_config, read_run
 from fedncv.study import NEUTRAL, PARTITION, Cell, Study
@@ -91,4 +92,4 @@ def write_partition(folder: Path, config: RunConfig) -> None:
     held = holdings(dataset, parts)
     words = {"data": config.data, "partition": config.partition, "seed": config.seed} | held
     folder.mkdir(parents=True, exist_ok=True)
-    store.write_atomically(path, json.dumps(words).encode(), name="partition")
+    store.write_atomically(path, json.dumps(sealed(words)).encode(), name="partition")
