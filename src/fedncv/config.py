@@ -311,6 +311,10 @@ class RunConfig(Settings):
             )
         if missing := {n: [getattr(self, n)] for n in OBJECTS if own_object(getattr(self, n)) and n not in custom}:
             raise ValueError(objects_wanted(missing))
+        if re.fullmatch(r"mps(:\d+)?", self.device, re.ASCII):
+            raise ValueError(
+                f"device {self.device!r} is not supported: scores are sums in float64, which Apple's GPUs lack; use cpu"
+            )
         if not re.fullmatch(r"cpu|cuda(:\d+)?", self.device, re.ASCII):
             raise ValueError(f"unknown device {self.device!r}; use cpu, cuda, or one of several GPUs, such as cuda:0")
         find_probe(self.probe)

@@ -136,7 +136,11 @@ MISTAKES = [
     (["run", "--config", "nowhere.toml"], "cannot read nowhere.toml: No such file"),
     (["run", "--method", "fedavg", "fedper+momentum"], "needs a model that all clients share"),
     (["run", "--device", "toaster"], "unknown device 'toaster'"),
-    (["run", "--device", "mps"], "unknown device 'mps'; use cpu, cuda, or one of several GPUs, such as cuda:0"),
+    (
+        ["run", "--device", "mps"],
+        "device 'mps' is not supported: scores are sums in float64, which Apple's",
+    ),
+    (["run", "--device", "mpss"], "unknown device 'mpss'; use cpu, cuda, or one of several GPUs, such as cuda:0"),
     (["run", "--device", "tpu"], "unknown device 'tpu'; use cpu, cuda, or one of several GPUs, such as cuda:0"),
     (["run", "--device", "cpu:7"], "unknown device 'cpu:7'; use cpu, cuda, or one of several GPUs, such as cuda:0"),
     (
