@@ -2,9 +2,16 @@
 
 import errno
 import importlib
+import importlib.metadata
+import importlib.util
 import os
+import platform
 import sys
+import time
+import traceback
 from importlib.metadata import version
+
+from fedncv import notes
 
 COMMANDS = {
     "run": "train a federation with one or more methods and seeds",
@@ -33,6 +40,8 @@ def usage() -> str:
             "",
             *lines,
             "",
+            "Every command takes --quiet (-q: only results and errors) and --verbose (-v: details and tracebacks too).",
+            "",
             "Try:  fedncv run --recipe smoke",
         ]
     )
@@ -47,14 +56,51 @@ def main(argv: list[str] | None = None) -> int:
         print(f"fedncv {version('fedncv')}")
         return 0
     try:
+        wanted, argv = _notes(argv)
+    except ValueError as error:
+        print(f"fedncv: {error}", file=sys.stderr)
+        return 2
+    if not argv:
+        print(usage())
+        return 0
+    began = time.monotonic()
+    with notes.at(wanted):
+        notes.detail(f"fedncv {version('fedncv')}, {_versions()}")
+        code = _guarded(argv)
+        notes.detail(f"fedncv {argv[0]}: {time.monotonic() - began:.1f} s, exit status {code}")
+    return code
+
+
+def _notes(argv: list[str]) -> tuple[notes.Level, list[str]]:
+    """Return how much to say, and the words without --quiet and --verbose, which may stand anywhere."""
+    asked: dict[str, notes.Level] = {"-q": "quiet", "--quiet": "quiet", "-v": "verbose", "--verbose": "verbose"}
+    given = {asked[word] for word in argv if word in asked}
+    if len(given) > 1:
+        raise ValueError("--quiet and --verbose contradict each other; give one of them")
+    return next(iter(given), notes.level()), [word for word in argv if word not in asked]
+
+
+def _versions() -> str:
+    """Return the versions that matter most, without importing anything."""
+    system = f"{platform.system()} {platform.machine()}"
+    found = {name: importlib.metadata.version(name) for name in ("torch", "numpy") if importlib.util.find_spec(name)}
+    words = [f"Python {platform.python_version()}", *(f"{name} {it}" for name, it in found.items()), system]
+    return ", ".join(words)
+
+
+def _guarded(argv: list[str]) -> int:
+    """Run the command; print an error of the user or the system in one line, with --verbose also its traceback."""
+    try:
         return _command(argv[0], argv[1:])
     except (ValueError, ArithmeticError) as error:
         print(f"fedncv: {error}", file=sys.stderr)
+        notes.detail(traceback.format_exc().rstrip())
     except BrokenPipeError:  # the reader of our output closed the pipe, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
         remedy = "free some space" if error.errno == errno.ENOSPC else "choose another path, or change its permissions"
         print(f"fedncv: {error.filename or 'the system'}: {error.strerror}; {remedy}", file=sys.stderr)
+        notes.detail(traceback.format_exc().rstrip())
     except KeyboardInterrupt:
         print("fedncv: stopped", file=sys.stderr)
         return 130

@@ -8,7 +8,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Literal
 
-from fedncv import store
+from fedncv import notes, store
 from fedncv.cli.arguments import check_out, check_words, parse
 from fedncv.cli.progress import RunProgress, unfinished
 from fedncv.cli.summary import print_table
@@ -71,9 +71,9 @@ def main(argv: list[str]) -> int:
         start(problem)
         decide([problem])  # and engine and layers
     if note := owners_note(problem.dataset, settings.partition, settings.clients):
-        print(note, file=sys.stderr)
+        notes.note(note)
     if note := scores_note(problem):
-        print(note, file=sys.stderr)
+        notes.note(note)
     out = Path(arguments.out or f"runs/{data_folder_name(configs[0].data)}-{recipe_name}")
     folders = [out / folder_name(config) for config in configs]
     if len(set(folders)) < len(folders):

@@ -16,7 +16,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from fedncv import store
+from fedncv import notes, store
 from fedncv.cli.arguments import check_out, check_words, parse
 from fedncv.cli.progress import RunProgress, duration
 from fedncv.cli.summary import print_table
@@ -195,7 +195,7 @@ def _run(study: Study, out: Path, tensorboard: bool, *, jobs: int = 1, place: Pl
     problem = build(replace(config, device="cpu") if place else config)
     decide([problem._replace(config=config)])  # check data, model, device and engine before a folder is made
     if note := owners_note(problem.dataset, problem.config.partition, problem.config.clients):
-        print(note, file=sys.stderr)
+        notes.note(note)
     for column, settings in study.columns().items():
         write_partition(out / column, replace(study.cells()[0].config, **vars(settings)))
     save = partial(_save, out)
@@ -208,7 +208,7 @@ def _run(study: Study, out: Path, tensorboard: bool, *, jobs: int = 1, place: Pl
             if place is not None:
                 place, line = stack.enter_context(with_token(place, out))
                 train, where = partial(_run_on_cluster, place), f"{config.device} of the cluster"
-                print(line)
+                notes.note(line)
             study = tune(study, out, partial(_run_all, "tuning", out, train, where, tensorboard), save)
             _run_all("run", out, train, where, tensorboard, study.cells())
     except (KeyboardInterrupt, Terminated) as why:

@@ -9,6 +9,7 @@ from tyro.conf import Suppress
 from fedncv.cli.arguments import parse
 from fedncv.cli.federation.shared import OF_INIT, Folder, check_server
 from fedncv.config import RunConfig, simulation_only
+from fedncv.notes import note
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +54,7 @@ def main(argv: list[str]) -> int:
 def follow(folder: Path, name: str, seconds: float) -> int:
     from fedncv.flower.coordinator import follow as wait
 
-    done = wait(folder, name, seconds=seconds, on_round=lambda number: print(f"round {number}", flush=True))
+    done = wait(folder, name, seconds=seconds, on_round=lambda number: note(f"round {number}"))
     print(f"{done.folder}: {done.rounds} rounds of {done.config.method}")
     return 0
 
