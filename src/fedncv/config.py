@@ -408,10 +408,24 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def write_toml(config: RunConfig) -> str:
-    return "".join(f"{name} = {_toml(value)}\n" for name, value in asdict(config).items())
+    return to_toml(asdict(config))
 
 
-def _toml(value: str | int | float | tuple[str, ...]) -> str:
+def to_toml(values: Mapping[str, Any]) -> str:
+    """Return one line for every value: a text, a number, a truth value or a tuple of those.
+
+    >>> print(to_toml({"lr": 0.1, "seeds": (0, 1), "tune": True, "data": "digits"}), end="")
+    lr = 0.1
+    seeds = [0, 1]
+    tune = true
+    data = "digits"
+    """
+    return "".join(f"{name} = {_toml(value)}\n" for name, value in values.items())
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
     if isinstance(value, tuple):
         return f"[{', '.join(map(_toml, value))}]"
     if isinstance(value, str):

@@ -9,7 +9,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
-from typing import Literal, cast, get_args
+from typing import Literal, get_args
 
 Level = Literal["quiet", "normal", "verbose"]
 LEVELS: tuple[Level, ...] = get_args(Level)
@@ -19,7 +19,7 @@ VARIABLE = "FEDNCV_NOTES"  # the level in the environment, which processes that 
 def level() -> Level:
     """Return how much is said; anything unknown in the environment counts as normal."""
     found = os.environ.get(VARIABLE, "")
-    return cast(Level, found) if found in LEVELS else "normal"
+    return found if found in LEVELS else "normal"
 
 
 @contextlib.contextmanager
