@@ -25,6 +25,8 @@ COMMANDS = {
     "datasets": "list the datasets, and where to put their files",
     "partition": "draw which client holds how many samples of each class",
     "federation": "train across machines that share no data, over Flower",
+    "doctor": "print what was found on this machine, and what to do about what is missing",
+    "completion": "print or install the completion of commands and options in your shell",
     "theory": "test the paper's propositions by enumeration",
 }
 
@@ -65,7 +67,8 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     began = time.monotonic()
     with notes.at(wanted):
-        notes.detail(f"fedncv {version('fedncv')}, {_versions()}")
+        if wanted == "verbose":
+            notes.detail(_versions())
         code = _guarded(argv)
         notes.detail(f"fedncv {argv[0]}: {time.monotonic() - began:.1f} s, exit status {code}")
     return code
@@ -84,7 +87,12 @@ def _versions() -> str:
     """Return the versions that matter most, without importing anything."""
     system = f"{platform.system()} {platform.machine()}"
     found = {name: importlib.metadata.version(name) for name in ("torch", "numpy") if importlib.util.find_spec(name)}
-    words = [f"Python {platform.python_version()}", *(f"{name} {it}" for name, it in found.items()), system]
+    words = [
+        f"fedncv {version('fedncv')}",
+        f"Python {platform.python_version()}",
+        *(f"{name} {it}" for name, it in found.items()),
+        system,
+    ]
     return ", ".join(words)
 
 
@@ -94,6 +102,11 @@ def _guarded(argv: list[str]) -> int:
         return _command(argv[0], argv[1:])
     except (ValueError, ArithmeticError) as error:
         print(f"fedncv: {error}", file=sys.stderr)
+        notes.detail(traceback.format_exc().rstrip())
+    except ModuleNotFoundError as error:
+        if (error.name or "fedncv").partition(".")[0] == "fedncv":
+            raise
+        print(f"fedncv: the package {error.name} is not installed; fedncv doctor says what is missing", file=sys.stderr)
         notes.detail(traceback.format_exc().rstrip())
     except BrokenPipeError:  # the reader of our output closed the pipe, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

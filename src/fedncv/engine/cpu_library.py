@@ -22,6 +22,7 @@ from fedncv.notes import note
 SOURCE = Path(__file__).with_name("cpu_block.c")
 FLAGS = ("-std=gnu11", "-O3", "-march=native", "-fPIC", "-shared")
 REALS = {torch.float32: "float", torch.float64: "double"}
+FAILURES = (OSError, RuntimeError, subprocess.SubprocessError)  # RuntimeError: a user without a home
 PATIENCE = 60  # seconds for a compiler
 
 
@@ -36,7 +37,7 @@ def library(dtype: torch.dtype) -> ctypes.CDLL | None:
         return None
     try:
         made = _loaded(dtype)
-    except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: a user without a home
+    except FAILURES as error:
         note(f"compiled kernels: {_reason(error)}; torch's own are used instead")
         return None
     pointer = ctypes.c_void_p
@@ -44,6 +45,17 @@ def library(dtype: torch.dtype) -> ctypes.CDLL | None:
     made.backward.argtypes = [Shape, *[pointer] * 17]
     made.forward.restype = made.backward.restype = None
     return made
+
+
+def why_not(dtype: torch.dtype) -> str:
+    """Return why there is no library for this dtype; an empty text if there is one."""
+    if not hasattr(os, "geteuid"):
+        return "not on Windows"
+    try:
+        _loaded(dtype)
+    except FAILURES as error:
+        return _reason(error)
+    return ""
 
 
 def _loaded(dtype: torch.dtype) -> ctypes.CDLL:
