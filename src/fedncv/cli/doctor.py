@@ -153,8 +153,8 @@ def torch_() -> Iterator[Finding]:
     if torch.cuda.is_available():
         for k in range(torch.cuda.device_count()):
             device, about = torch.device("cuda", k), torch.cuda.get_device_properties(k)
-            low = [name for name, has in (("tf32", has_tf32), ("bf16", has_bf16)) if has(device)]
-            precisions = ", ".join(["float32", "float64", *(low or ["neither tf32 nor bf16"])])
+            fast = [name for name, has in (("tf32", has_tf32), ("bf16", has_bf16)) if has(device)]
+            precisions = ", ".join(["float32", "float64", *(fast or ["neither tf32 nor bf16"])])
             words = f"{about.name}, {_bytes(about.total_memory)}, CUDA {built}; {precisions}"
             yield Finding(f"device cuda:{k}", "ok", words)
     elif _has_nvidia():
