@@ -8,6 +8,7 @@ Everything goes into a temporary folder, with this interpreter and the versions 
 """
 
 import argparse
+import shutil
 import subprocess
 import tempfile
 import time
@@ -26,7 +27,10 @@ def main(index, extra):
         env, wheels = Path(name) / "env", Path(name) / "wheels"
         venv.create(env, with_pip=True)
         pip = [str(env / "bin" / "pip"), "--quiet", "--disable-pip-version-check"]
-        what = f"{ROOT}[{extra}]" if extra else str(ROOT)
+        subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", str(wheels), str(ROOT)], check=True)
+        shutil.rmtree(ROOT / "build", ignore_errors=True)  # it would go into the next wheel
+        (wheel,) = wheels.iterdir()
+        what = f"{wheel}[{extra}]" if extra else str(wheel)
         where = ["--extra-index-url", index] if index else []
         constraints = ["-c", str(ROOT / "constraints.txt")]
         began = time.monotonic()

@@ -49,6 +49,12 @@ def test_errors_are_said_however_quiet_and_traced_if_verbose(capsys):
     assert "Traceback (most recent call last)" in verbose
 
 
+@pytest.mark.parametrize("word", ["--quiet", "-v"])
+def test_they_may_stand_before_help_and_version(word, capsys):
+    assert said(capsys, word, "--help").out == said(capsys, "--help").out == said(capsys, word).out
+    assert said(capsys, word, "--version").out == said(capsys, "--version").out
+
+
 def test_a_command_cannot_be_both(capsys):
     assert "--quiet and --verbose contradict each other" in said(capsys, *RUN, "-q", "-v", code=2).err
 

@@ -51,19 +51,16 @@ def usage() -> str:
 
 def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
-    if not argv or argv[0] in ("-h", "--help", "help"):
-        print(usage())
-        return 0
-    if argv[0] in ("-V", "--version"):
-        print(f"fedncv {version('fedncv')}")
-        return 0
     try:
         wanted, argv = _notes(argv)
     except ValueError as error:
         print(f"fedncv: {error}", file=sys.stderr)
         return 2
-    if not argv:
+    if not argv or argv[0] in ("-h", "--help", "help"):
         print(usage())
+        return 0
+    if argv[0] in ("-V", "--version"):
+        print(f"fedncv {version('fedncv')}")
         return 0
     began = time.monotonic()
     with notes.at(wanted):
