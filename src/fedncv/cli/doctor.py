@@ -164,7 +164,7 @@ def torch_() -> Iterator[Finding]:
         )
         yield Finding("device cuda", "note", f"there is an NVIDIA driver, but {why} and sees no GPU", remedy)
     elif built:
-        words = f"torch is built for CUDA {built}, and there is no GPU; the build for the CPU takes a quarter of the disk"
+        words = f"torch is built for CUDA {built}, and there is no GPU; the build for the CPU is a quarter as large"
         yield Finding("device cuda", "note", words, f"to save space: {CPU_BUILD} --force-reinstall")
     else:
         yield Finding("device cuda", "ok", "none, and torch is the build for the CPU")
