@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from importlib.metadata import PackageNotFoundError
+from importlib.metadata import PackageNotFoundError, version
 from types import SimpleNamespace
 
 import pytest
@@ -50,7 +50,7 @@ def test_a_package_that_is_missing_or_too_old_is_broken_and_an_extra_is_only_a_n
     capsys.readouterr()
     found = by_name(diagnosis())
     assert found["torch"] == (
-        "torch", "broken", f"{torch.__version__}, but fedncv needs torch>=99", "pip install 'torch>=99'",
+        "torch", "broken", f"{version('torch')}, but fedncv needs torch>=99", "pip install 'torch>=99'",
     )  # fmt: skip
     assert found["no-such-package"][1:] == ("broken", "not installed", "pip install 'no-such-package>=1'")
     assert found["numpy"].state == "ok"
