@@ -24,8 +24,8 @@ $(TESTED): $(READY)
 	@touch $(TESTED)
 
 $(TESTED_ALL): $(TESTED)
-	@echo "installing the libraries of the slow tests into $(VENV) (once)"
-	$(PIP) -e ".[lora]"
+	@echo "installing the libraries and tools of the slow tests into $(VENV) (once)"
+	$(PIP) -e ".[lora,release]"
 	@touch $(TESTED_ALL)
 
 run: $(READY)  ## the default study: both readings of FedNCV and four baselines on the built-in digits
@@ -50,8 +50,14 @@ test: lint browser
 test-all: lint browser $(TESTED_ALL)
 	$(BIN)/pytest -q -n 2
 
+.PHONY: package
+package: $(TESTED_ALL)  ## wheel and source distribution, in dist/
+	@rm -rf dist
+	$(BIN)/python -m build --no-isolation
+	$(BIN)/twine check --strict dist/*
+
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache
 
 .PHONY: mutants
 JOBS ?= 2

@@ -102,7 +102,7 @@ def test_a_finished_run_of_own_objects_has_nothing_to_do_and_another_says_once_w
     own_run(tmp_path / "run")
     before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
     assert main(["resume", str(tmp_path / "run")]) == 0
-    assert "nothing to do" in capsys.readouterr().out
+    assert "nothing to do" in capsys.readouterr().err
     assert {name: (tmp_path / "run" / name).read_bytes() for name in before} == before
     path = tmp_path / "run" / "config.toml"
     path.write_text(path.read_text().replace("rounds = 1", "rounds = 2"))

@@ -167,7 +167,7 @@ def test_a_folder_of_runs_is_extended_as_a_whole_or_not_at_all(tmp_path, capsys)
     assert "schedule cosine depends on that" in capsys.readouterr().err
     assert read_config(tmp_path / "a").rounds == 2
     assert main(["resume", str(tmp_path / "a"), "--rounds", "3"]) == 0
-    assert "round 3/3" in capsys.readouterr().out
+    assert "round 3/3" in capsys.readouterr().err
     assert read_run(tmp_path / "a").rounds == 3
 
 

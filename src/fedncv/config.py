@@ -328,6 +328,10 @@ class RunConfig(Settings):
             )
         if missing := {n: [getattr(self, n)] for n in OBJECTS if own_object(getattr(self, n)) and n not in custom}:
             raise ValueError(objects_wanted(missing))
+        if re.fullmatch(r"mps(:\d+)?", self.device, re.ASCII):
+            raise ValueError(
+                f"device {self.device!r} is not supported: scores are sums in float64, which Apple's GPUs lack; use cpu"
+            )
         if not re.fullmatch(r"cpu|cuda(:\d\d?)?", self.device, re.ASCII):
             raise ValueError(f"unknown device {self.device!r}; use cpu, cuda, or one of several GPUs, such as cuda:0")
         find_probe(self.probe)
@@ -435,10 +439,24 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def write_toml(config: RunConfig) -> str:
-    return "".join(f"{name} = {_toml(value)}\n" for name, value in asdict(config).items())
+    return to_toml(asdict(config))
 
 
-def _toml(value: str | int | float | tuple[str, ...]) -> str:
+def to_toml(values: Mapping[str, Any]) -> str:
+    """Return one line for every value: a text, a number, a truth value or a tuple of those.
+
+    >>> print(to_toml({"lr": 0.1, "seeds": (0, 1), "tune": True, "data": "digits"}), end="")
+    lr = 0.1
+    seeds = [0, 1]
+    tune = true
+    data = "digits"
+    """
+    return "".join(f"{name} = {_toml(value)}\n" for name, value in values.items())
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
     if isinstance(value, tuple):
         return f"[{', '.join(map(_toml, value))}]"
     if isinstance(value, str):

@@ -16,6 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from fedncv.portable import sync_folder
+
 SEAL = "seal"
 NEW = ".new"  # ends the name of a file that is being written
 PIECE = 1 << 22  # bytes to read at a time
@@ -55,16 +57,8 @@ def write_atomically(path: Path, data: bytes, *, mark: Callable[[str], None] = l
         raise OSError(error.errno, error.strerror, str(path)) from None
     finally:
         temporary.unlink(missing_ok=True)
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
     mark("renamed")
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def sweep(path: Path) -> None:

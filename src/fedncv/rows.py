@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from fedncv.files import open_here
+from fedncv.portable import need_posix
 from fedncv.tree import Tree, leaves, num_bytes, tree_map
 
 NAME = 16  # bytes of a row's name, before the row
@@ -140,6 +141,7 @@ class RowFile:
         """Open the file once, and again if it was opened for reading and is now written to."""
         if self._descriptor >= 0 and (flags == os.O_RDONLY or self._writable):
             return
+        need_posix("state of clients on disk", remedy="use --rows memory, or Linux, macOS or WSL 2")
         if self.path is None:
             with tempfile.TemporaryFile(prefix="fedncv-") as file:
                 self._descriptor = os.dup(file.fileno())

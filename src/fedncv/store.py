@@ -18,7 +18,6 @@ length; every row of rows-*.bin, every line of timing.jsonl and machine.jsonl, a
 settings in config.toml that change the numbers are compared with those in the checkpoint.
 """
 
-import fcntl
 import json
 import math
 import os
@@ -53,7 +52,9 @@ from fedncv.fingerprint import fingerprint
 from fedncv.machine import facts
 from fedncv.methods import in_full
 from fedncv.methods.base import BufferRule
+from fedncv.notes import note
 from fedncv.objects import code_changes
+from fedncv.portable import LockedError, lock
 from fedncv.results import (
     CONFIG,
     LOCK,
@@ -97,15 +98,18 @@ _held: dict[Path, int] = {}  # folders that this process trains
 def hold(folder: Path) -> None:
     """Lock the run in ``folder`` until ``release`` or the end of this process. Raise ValueError if it is locked.
 
-    A POSIX record lock: it ends with its process, even after a crash, and forked workers do not inherit it.
+    The lock ends with its process, even after a crash, and forked workers do not inherit it.
     """
     folder = folder.resolve()
     if folder in _held:
         return
     descriptor = open_here(folder / LOCK, os.O_RDWR | os.O_CREAT)
     try:
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock(descriptor)
     except OSError:
+        os.close(descriptor)
+        raise
+    except LockedError:
         os.close(descriptor)
         raise ValueError(f"{folder} is being trained by another process; wait for it, or stop it first") from None
     _held[folder] = descriptor
@@ -237,10 +241,9 @@ class Journal:
         """Record the layers of the next rounds. Print a line if they changed: the last bits then differ."""
         before = self.layers or layers
         if before != layers:
-            print(
+            note(
                 f"{self._folder}: {before} layers until round {self._complete[0].round}, {layers} layers from now on; "
-                "they agree up to rounding, not bit for bit",
-                file=sys.stderr,
+                "they agree up to rounding, not bit for bit"
             )
         self._layers = {"layers": layers}
 
@@ -385,10 +388,9 @@ def read_state(folder: Path, problem: Problem) -> State:
     tensors, header = _read(folder / STATE)
     _check_config(folder, header, problem)
     if (model := own_functions(problem.config).get("model")) in code_changes(problem.config):
-        print(
+        note(
             f"{folder}: the code of {model} has changed since this run; its numbers go by the names of the model "
-            "as it is now",
-            file=sys.stderr,
+            "as it is now"
         )
     return _restore(problem, folder, tensors, header["numbers"])
 

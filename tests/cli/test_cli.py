@@ -20,6 +20,7 @@ from fedncv.config import CUSTOM, RunConfig
 from fedncv.engine.choose import engine_for
 from fedncv.engine.problem import DivergedError
 from fedncv.engine.sequential import SequentialEngine
+from fedncv.notes import at
 from fedncv.recipes import RECIPES
 from fedncv.results import CONFIG, METRICS, read_rows, read_run
 from fedncv.simulation import resume
@@ -136,7 +137,11 @@ MISTAKES = [
     (["run", "--config", "nowhere.toml"], "cannot read nowhere.toml: No such file"),
     (["run", "--method", "fedavg", "fedper+momentum"], "needs a model that all clients share"),
     (["run", "--device", "toaster"], "unknown device 'toaster'"),
-    (["run", "--device", "mps"], "unknown device 'mps'; use cpu, cuda, or one of several GPUs, such as cuda:0"),
+    (
+        ["run", "--device", "mps"],
+        "device 'mps' is not supported: scores are sums in float64, which Apple's",
+    ),
+    (["run", "--device", "mpss"], "unknown device 'mpss'; use cpu, cuda, or one of several GPUs, such as cuda:0"),
     (["run", "--device", "tpu"], "unknown device 'tpu'; use cpu, cuda, or one of several GPUs, such as cuda:0"),
     (["run", "--device", "cpu:7"], "unknown device 'cpu:7'; use cpu, cuda, or one of several GPUs, such as cuda:0"),
     (
@@ -282,9 +287,12 @@ def test_a_bar_is_for_a_terminal_alone(monkeypatch, capsys):
     with bar(TextColumn("behind")) as nobody_looks:
         nobody_looks.add_task("words", total=1)
     assert nobody_looks.disable
-    assert capsys.readouterr().out == ""
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     assert not bar().disable
+    for level in ("quiet", "verbose"):
+        with at(level):
+            assert bar().disable
 
 
 def test_show_of_a_study_says_where_its_runs_are(tmp_path, capsys):
@@ -314,7 +322,7 @@ def test_one_damaged_run_is_named_and_the_others_have_their_table(tmp_path, caps
         assert main([command, str(out)]) == 2
         said = capsys.readouterr()
         assert f"{out}/fedavg-seed0/{METRICS} was edited, or lacks rows" in said.err
-        assert said.err.count("\n") == 1
+        assert said.err.count("fedncv: ") == 1
         assert re.search(r"(?m)^ fedper +1 ", said.out)
 
 
@@ -375,7 +383,8 @@ def test_a_run_that_diverges_among_its_seeds_stops_none_of_them(tmp_path, capsys
     assert main(["run", *QUICK, "--seeds", "0", "1", "2", "--out", str(tmp_path)]) == 2
     folders = [tmp_path / f"fedavg-seed{seed}" for seed in range(3)]
     assert [read_run(folder).status for folder in folders] == ["finished", "failed", "finished"]
-    assert capsys.readouterr().err == f"fedncv: {folders[1]}: it diverged\n"
+    errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("fedncv:")]
+    assert errors == [f"fedncv: {folders[1]}: it diverged"]
 
 
 def begin(out, *, rounds=60):
@@ -399,7 +408,7 @@ def test_a_stopped_run_is_resumed_to_the_same_bytes(how, tmp_path):
     stopped = tmp_path / "stopped" / "fedavg-seed0"
     if how == signal.SIGINT:
         assert process.returncode == 130
-        assert error.strip() == f"stopped; nothing is lost. Resume with:  fedncv resume {tmp_path / 'stopped'}"
+        assert error.splitlines()[-1] == f"stopped; nothing is lost. Resume with:  fedncv resume {tmp_path / 'stopped'}"
         rows = len(read_rows(stopped))
     resumed = fedncv("resume", tmp_path / "stopped")
     _, error = resumed.communicate(timeout=120)

@@ -37,7 +37,7 @@ def clock(monkeypatch):
 @pytest.fixture
 def said(capsys):
     def lines():
-        return capsys.readouterr().out.splitlines()
+        return capsys.readouterr().err.splitlines()
 
     return lines
 
@@ -118,7 +118,7 @@ def test_a_run_that_diverged_has_no_part_in_the_score_of_its_group(clock, said, 
     watch.fail(folders[0], "it diverged")
     watch.end(folders)
     assert said()[-2:] == [
-        f"fedncv: {folders[0]}: it diverged",
+        f"failed: {folders[0]}: it diverged",
         "run 2/2  digits  fedavg 2 runs  ended  before 0.900  after 0.900  60.0 rounds/min  0 s left",
     ]
 
@@ -191,7 +191,7 @@ def test_a_log_says_that_it_is_at_work_where_nothing_happens(monkeypatch, said):
 
 
 def test_a_bar_needs_no_log(monkeypatch, said, tmp_path):
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     store.create(tmp_path / "a", RunConfig(rounds=1))
     made = RunProgress("run", [tmp_path / "a"], [tmp_path / "a"])
     monkeypatch.setattr(made, "_bar", SimpleNamespace(disable=False, update=lambda *_, **__: None))
@@ -218,7 +218,7 @@ def test_the_first_lines_are_in_the_log_while_the_runs_go_on(command, tmp_path):
     )
     too_late = threading.Timer(60, process.kill)
     too_late.start()
-    lines = [process.stdout.readline() for _ in range(2)]
+    lines = [process.stderr.readline() for _ in range(2)]
     too_late.cancel()
     assert process.poll() is None, lines
     process.send_signal(signal.SIGINT)

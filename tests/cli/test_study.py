@@ -29,8 +29,8 @@ def study(out, *words):
 def test_a_study_is_a_folder_of_runs_and_its_page(tmp_path, capsys):
     out = tmp_path / "study"
     assert study(out, "--seeds", "2") == 0
-    text = capsys.readouterr().out
-    start, *lines = text.splitlines()
+    said = capsys.readouterr()
+    start, *lines = said.err.splitlines()
     assert re.fullmatch(r"run: 4 runs, 0 ended, 4 to do, on cpu \(\d+ cores\), engine auto", start)
     assert [line.partition("  begins")[0] for line in lines if "begins" in line] == [
         "run 0/4  digits  fedavg 2 runs",
@@ -43,7 +43,7 @@ def test_a_study_is_a_folder_of_runs_and_its_page(tmp_path, capsys):
     )
     mean = sum(read_run(out / f"digits/fedper-seed{seed}").last("before") for seed in (0, 1)) / 2
     assert f"run 4/4  digits  fedper 2 runs  ended  before {mean:.3f}" in ends[1]
-    assert f"fedncv report {out}" in text
+    assert f"fedncv report {out}" in said.out
     assert sorted(p.name for p in (out / "digits").iterdir()) == [
         "fedavg-seed0", "fedavg-seed1", "fedper-seed0", "fedper-seed1", "partition.json",
     ]  # fmt: skip
@@ -61,7 +61,7 @@ def test_the_same_command_runs_nothing_twice_and_more_seeds_only_the_new_ones(tm
     before = (out / "digits/fedavg-seed0/timing.jsonl").read_bytes()
     capsys.readouterr()
     assert study(out, "--seeds", "2") == 0
-    text = capsys.readouterr().out
+    text = capsys.readouterr().err
     assert text.startswith("run: 4 runs, 2 ended, 2 to do, ")
     assert "seed 0" not in text
     assert "run 3/4" in text
@@ -73,12 +73,12 @@ def test_tuning_is_frozen_before_the_reported_seeds_begin(tmp_path, capsys):
     out = tmp_path / "study"
     words = ["--seeds", "1", "--tune", "--tuning-lr", "0.05", "1e30", "--tuning-seeds", "1"]
     assert study(out, *words) == 0
-    text = capsys.readouterr().out
+    text = capsys.readouterr().err
     assert text.index("tuning 4/4") < text.index("run 0/2")
     assert read_study(out).lr == {"digits": {"fedavg": 0.05, "fedper": 0.05}}  # 1e30 diverged
     assert read_run(out / "digits/fedavg-seed0").config.lr == 0.05
     assert study(out, *words) == 0
-    assert "tuning 1/" not in capsys.readouterr().out
+    assert "tuning 1/" not in capsys.readouterr().err
     assert study(out, "--seeds", "1", "--tune") == 2  # another grid after the fact
     assert "another protocol (tuning" in capsys.readouterr().err
     assert main(["report", str(out)]) == 0

@@ -214,7 +214,7 @@ def test_ctrl_c_and_sigterm_leave_checkpoints_and_the_same_command_resumes(tmp_p
     assert not list((tmp_path / "out").glob(".cluster-*"))
     again = subprocess.run(command, capture_output=True, text=True, check=False)
     assert again.returncode == 0, again.stderr
-    assert f"begins at round {stopped[0]}/150" in again.stdout
+    assert f"begins at round {stopped[0]}/150" in again.stderr
     assert main(study(tmp_path / "here", *long)) == 0
     names = [f"{method}-seed{seed}" for method in ("fedavg", "scaffold") for seed in (0, 1)]
     for name in names:

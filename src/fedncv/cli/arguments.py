@@ -1,6 +1,7 @@
 """Parse a command's arguments into a dataclass with tyro, and turn tyro's error boxes into one line."""
 
 import contextlib
+import inspect
 import io
 import re
 from pathlib import Path
@@ -11,6 +12,9 @@ import tyro
 from fedncv.results import is_run
 
 T = TypeVar("T")
+EVERY_COMMAND = """Every command prints results to stdout, progress and notes to stderr, and takes
+  -q, --quiet     only results and errors
+  -v, --verbose   also versions, a line for every round, seconds, and the traceback of an error"""
 PLAINER = {  # messages of Python and tyro -> plain messages
     r"Error parsing (\S+): invalid literal for int\(\) with base 10: (.+)": r"\1 must be a whole number, not \2",
     r"Error parsing (\S+): could not convert string to float: (.+)": r"\1 must be a number, not \2",
@@ -45,9 +49,10 @@ def parse(kind: type[T], argv: list[str], *, command: str, default: T | None = N
     prog = f"fedncv {command}"
     try:
         with contextlib.redirect_stderr(said):
+            about = f"{inspect.cleandoc(kind.__doc__ or '')}\n\n{EVERY_COMMAND}"
             if default is None:
-                return tyro.cli(kind, prog=prog, args=argv)
-            return tyro.cli(kind, prog=prog, args=argv, default=default)
+                return tyro.cli(kind, prog=prog, args=argv, description=about)
+            return tyro.cli(kind, prog=prog, args=argv, description=about, default=default)
     except SystemExit as leaving:
         if not leaving.code:
             raise

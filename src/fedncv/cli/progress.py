@@ -1,4 +1,4 @@
-"""Progress of runs: a bar in a terminal, log lines elsewhere.
+"""Progress of runs on stderr: a bar in a terminal, log lines elsewhere and with --verbose, nothing with --quiet.
 
 Runs are weighted by the samples they train on, so that the time left is also right if datasets differ in size.
 """
@@ -15,6 +15,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
 
 from fedncv.config import RunConfig, short_names
 from fedncv.machine import num_cores
+from fedncv.notes import level
 from fedncv.report.names import duration
 from fedncv.results import STATE, read_config, read_runs
 from fedncv.runner import Row, Watch
@@ -27,7 +28,8 @@ QUIET = 30  # seconds between log lines while nothing happens
 def bar(*after: ProgressColumn) -> Progress:
     """Return a text, a bar and the columns after it. It disappears at the end, and shows only in a terminal."""
     columns = TextColumn("{task.description}"), BarColumn(), *after
-    return Progress(*columns, console=Console(), transient=True, disable=not sys.stdout.isatty())
+    shown = sys.stderr.isatty() and level() == "normal"
+    return Progress(*columns, console=Console(stderr=True), transient=True, disable=not shown)
 
 
 def speed(rounds: int, seconds: float) -> str:
@@ -79,11 +81,12 @@ class Log:
         self._print(text)
 
     def due(self) -> bool:
-        return time.monotonic() - self._said >= OFTEN
+        return level() == "verbose" or time.monotonic() - self._said >= OFTEN
 
     def _print(self, text: str) -> None:
         self._said = time.monotonic()
-        print(text + "\n", end="", flush=True)  # one write, so that other output cannot split the line
+        if level() != "quiet":  # one write, so that other output cannot split the line
+            print(text + "\n", end="", file=sys.stderr, flush=True)
 
     def _wait(self) -> None:
         while not self._over.wait(max(0.1, self._said + QUIET - time.monotonic())):
@@ -96,7 +99,7 @@ class RunProgress:
     """Show the progress of runs in folders: one bar over all of them in a terminal, log lines elsewhere.
 
     The log has a line at the start, when runs begin or end together, every ``OFTEN`` seconds, and for every
-    measurement of a run that trains alone.
+    measurement of a run that trains alone; with --verbose, one for every round.
     """
 
     def __init__(self, what: str, folders: list[Path], left: list[Path], *, where: str = "") -> None:
@@ -185,7 +188,7 @@ class RunProgress:
             self._work_left -= self._work(folder) * (1 - self._shares.pop(folder))
         self._scores.pop(folder, None)
         if folder in self._together:
-            self.say(f"fedncv: {folder}: {reason}")
+            self.say(f"failed: {folder}: {reason}")
 
     def _end(self, folders: list[Path]) -> None:
         if self._bar.disable:

@@ -1,6 +1,5 @@
 """fedncv run: train a federation once for every method and seed."""
 
-import argparse
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
@@ -8,11 +7,12 @@ from pathlib import Path
 from shlex import quote
 from typing import Literal
 
-from fedncv import store
+from fedncv import notes, store
 from fedncv.cli.arguments import check_out, check_words, parse
 from fedncv.cli.progress import RunProgress, unfinished
+from fedncv.cli.settings_file import early, listed, read_settings_file, settings_file, with_settings
 from fedncv.cli.summary import print_table
-from fedncv.config import RunConfig, Settings, from_dict, read_toml
+from fedncv.config import Settings
 from fedncv.data import owners_note
 from fedncv.engine.check import anchored
 from fedncv.engine.choose import decide
@@ -44,6 +44,8 @@ class Arguments(Settings):
     """Named settings: protocol (the paper's) or smoke (a quick run on the built-in digits)."""
     config: str = ""
     """TOML file with settings, named like these options with _ instead of -; method and seeds are lists."""
+    print_config: bool = False
+    """Print all settings as such a file, with recipe, file and options in place, and stop."""
     out: str = ""
     """Folder for the runs, with one subfolder per run; empty: runs/DATA-RECIPE."""
     overwrite: bool = False
@@ -66,14 +68,18 @@ def main(argv: list[str]) -> int:
     check_words("--method", arguments.method)
     configs = [anchored(config) for config in configs]
     _check_different(dict.fromkeys(config.method for config in configs))
+    if arguments.print_config:
+        shared = {f.name: getattr(configs[0], f.name) for f in fields(Settings)}
+        print(settings_file("run", {"method": arguments.method, "seeds": arguments.seeds} | shared), end="")
+        return 0
     for config in {config.method: config for config in configs}.values():
         problem = build(config)  # check data, partition, model, device and method before a folder is made
         start(problem)
         decide([problem])  # and engine and layers
     if note := owners_note(problem.dataset, settings.partition, settings.clients):
-        print(note, file=sys.stderr)
+        notes.note(note)
     if note := scores_note(problem):
-        print(note, file=sys.stderr)
+        notes.note(note)
     out = Path(arguments.out or f"runs/{data_folder_name(configs[0].data)}-{recipe_name}")
     folders = [out / folder_name(config) for config in configs]
     if len(set(folders)) < len(folders):
@@ -131,31 +137,16 @@ def train(out: Path, folders: list[Path]) -> int:
 
 def _defaults(argv: list[str]) -> tuple[str, Recipe]:
     """Return the recipe of --recipe, with the values of the --config file in place."""
-    early = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    early.add_argument("--recipe", default="protocol")
-    early.add_argument("--config", default="")
-    try:
-        known, _ = early.parse_known_args(argv)
-    except argparse.ArgumentError as error:
-        raise ValueError(str(error)) from None
-    if known.recipe not in RECIPES:
-        raise ValueError(nearest(known.recipe, RECIPES, what="recipe"))
-    recipe = RECIPES[known.recipe]()
-    if not known.config:
-        return known.recipe, recipe
-    values = read_toml(Path(known.config))
-    methods = _listed(values.pop("method", list(recipe.methods)), str, "method", known.config)
+    known = early(argv, recipe="protocol", config="")
+    name, path = known["recipe"], known["config"]
+    if name not in RECIPES:
+        raise ValueError(nearest(name, RECIPES, what="recipe"))
+    recipe = RECIPES[name]()
+    if not path:
+        return name, recipe
+    values = read_settings_file(path, others=("seeds",), command="run")
     if "seed" in values and "seeds" in values:
-        raise ValueError(f"{known.config} has both seed and seeds; leave one out")
-    seeds = _listed(values.pop("seeds", values.pop("seed", list(recipe.seeds))), int, "seeds", known.config)
-    base = RunConfig(**vars(recipe.settings))
-    config = from_dict(values, where=known.config, base=base)
-    settings = Settings(**{f.name: getattr(config, f.name) for f in fields(Settings)})
-    return known.recipe, Recipe(settings, tuple(methods), tuple(seeds))
-
-
-def _listed(value: object, kind: type, name: str, where: str) -> list:  # type: ignore[type-arg]
-    values = value if isinstance(value, list) else [value]
-    if not all(type(each) is kind for each in values):
-        raise ValueError(f"{where}: {name} must be a list of {kind.__name__}, not {value!r}")
-    return values
+        raise ValueError(f"{path} has both seed and seeds; leave one out")
+    methods = listed(values.pop("method", list(recipe.methods)), str, "method", path)
+    seeds = listed(values.pop("seeds", values.pop("seed", list(recipe.seeds))), int, "seeds", path)
+    return name, Recipe(with_settings(values, recipe.settings, where=path), methods, seeds)

@@ -9,16 +9,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import tyro
 from rich.console import Console
 from rich.table import Table
 
-from fedncv import store
+from fedncv import notes, store
 from fedncv.cli.arguments import check_out, check_words, parse
 from fedncv.cli.progress import RunProgress
+from fedncv.cli.settings_file import early, listed, read_settings_file, settings_file, with_settings
 from fedncv.cli.summary import print_table
 from fedncv.config import Settings
 from fedncv.data import owners_note
@@ -43,6 +44,10 @@ from fedncv.termination import STATUS, Terminated, saving_on_sigterm
 Train = Callable[[list[Path], Watch], None]
 MOST_SEEDS = 10_000
 NAMED = 5  # unfinished runs that a message names
+FILE_KEYS: dict[str, type] = {  # of --config, besides the settings
+    "name": str, "datasets": str, "methods": str, "seeds": int, "clients": int, "tune": bool, "tuning_lr": float,
+    "tuning_seeds": int,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +82,10 @@ class Arguments(Settings):
     for each GPU."""
     tensorboard: bool = False
     """Also write TensorBoard event files into each run's folder."""
+    config: str = ""
+    """TOML file with these options, named with _ instead of -; name, the study's, may be one of them."""
+    print_config: bool = False
+    """Print all options as such a file, with file and options in place, and stop."""
     dry_run: bool = False
     """Print the cost of the study, estimated from one round of each method, and stop."""
     out: str = ""
@@ -85,19 +94,12 @@ class Arguments(Settings):
 
 
 def main(argv: list[str]) -> int:
-    study = _named(argv)
+    path = early(argv, config="")["config"]
+    study, values = _named(argv, path)
     if any(word.partition("=")[0] == "--data" for word in argv):
         raise ValueError("a study takes --datasets, one or more, not --data")
     _check_seeds(argv)
-    clients = study.clients or (study.settings.clients,)
-    default = Arguments(
-        **vars(study.settings) | {"clients": clients, "data": ""},
-        name=study.name,
-        datasets=study.datasets,
-        methods=study.methods,
-        seeds=len(study.seeds),
-    )
-    arguments = parse(Arguments, argv, command="study", default=default)
+    arguments = parse(Arguments, argv, command="study", default=_defaults(study, values, path))
     check_words("--methods", arguments.methods)
     check_words("--datasets", arguments.datasets)
     study = _asked(study, arguments)
@@ -106,6 +108,11 @@ def main(argv: list[str]) -> int:
         return _datasets_only(study, out)
     if not study.methods:
         raise ValueError("nothing to run: give at least one value to --methods")
+    if arguments.print_config:
+        study = anchored_study(study)
+        check_study(study)
+        print(settings_file("study", _options(study, arguments)), end="")
+        return 0
     if (out / FILE).exists():
         old = read_study(out)
         known = study.settings.code_dir or old.settings.code_dir
@@ -130,16 +137,57 @@ def main(argv: list[str]) -> int:
     return _run(study, out, arguments.tensorboard, jobs=arguments.jobs)
 
 
-def _named(argv: list[str]) -> Study:
-    """Return the study that is named first, for its defaults; --help without a name shows those of smoke."""
-    name = argv[0] if argv and not argv[0].startswith("-") else ""
+def _named(argv: list[str], path: str) -> tuple[Study, dict[str, Any]]:
+    """Return the study that is named first, or in the file, and the file's values.
+
+    --help without a name shows the defaults of smoke.
+    """
+    values = read_settings_file(path, others=FILE_KEYS, command="study") if path else {}
+    named, name = values.pop("name", ""), argv[0] if argv and not argv[0].startswith("-") else ""
+    if named and name and named != name:
+        raise ValueError(f"{path} is for the study {named}, not {name}; name one of them")
+    name = name or named
+    if not isinstance(name, str):
+        raise ValueError(f"{path}: name must be the name of a study, not {name!r}")
     if not name:
         if not {"-h", "--help"} & set(argv):
             raise ValueError(f"name a study first: fedncv study NAME, one of {', '.join(STUDIES)}")
         name = "smoke"
     if name not in STUDIES:
         raise ValueError(nearest(name, STUDIES, what="study"))
-    return STUDIES[name]()
+    return STUDIES[name](), values
+
+
+def _defaults(study: Study, values: dict[str, Any], path: str) -> Arguments:
+    """Return the options' defaults: the study's, with the values of the --config file in place."""
+    values, found = dict(values), dict[str, Any]()
+    for name, kind in FILE_KEYS.items():
+        if name not in values:
+            continue
+        value = values.pop(name)
+        if name in ("datasets", "methods", "clients", "tuning_lr"):
+            found[name] = listed(value, kind, name, path)
+        elif type(value) is kind:
+            found[name] = value
+        else:
+            raise ValueError(f"{path}: {name} must be {kind.__name__}, not {value!r}")
+    if wrong := {"data", "method", "seed", "code"} & set(values):
+        raise ValueError(f"{path}: a study has no {min(wrong)}, but datasets, methods and the number of seeds")
+    settings = with_settings(values, study.settings, where=path)
+    defaults = {
+        "clients": study.clients or (study.settings.clients,),
+        "datasets": study.datasets,
+        "methods": study.methods,
+        "seeds": len(study.seeds),
+    }
+    return Arguments(**vars(settings) | defaults | found | {"data": ""}, name=study.name)
+
+
+def _options(study: Study, arguments: Arguments) -> dict[str, Any]:
+    """Return the options that shape the study, with its settings as they are checked."""
+    ours = {name: getattr(arguments, name) for name in FILE_KEYS if name != "name"}
+    theirs = {f.name: getattr(study.settings, f.name) for f in fields(Settings) if f.name not in ("data", *ours)}
+    return {"name": study.name} | ours | theirs
 
 
 def _check_seeds(argv: list[str]) -> None:
@@ -201,7 +249,7 @@ def _run(study: Study, out: Path, tensorboard: bool, *, jobs: int = 1, place: Pl
     problem = build(replace(config, device="cpu") if place else config)
     decide([problem._replace(config=config)])  # check data, model, device and engine before a folder is made
     if note := owners_note(problem.dataset, problem.config.partition, problem.config.clients):
-        print(note, file=sys.stderr)
+        notes.note(note)
     for column, settings in study.columns().items():
         write_partition(out / column, replace(study.cells()[0].config, **vars(settings)))
     save = partial(_save, out)
@@ -214,7 +262,7 @@ def _run(study: Study, out: Path, tensorboard: bool, *, jobs: int = 1, place: Pl
             if place is not None:
                 place, line = stack.enter_context(with_token(place, out))
                 train, where = partial(_run_on_cluster, place), f"{config.device} of the cluster"
-                print(line)
+                notes.note(line)
             study = tune(study, out, partial(_run_all, "tuning", out, train, where, tensorboard), save)
             _run_all("run", out, train, where, tensorboard, study.cells())
     except (KeyboardInterrupt, Terminated) as why:

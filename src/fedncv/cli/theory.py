@@ -13,6 +13,7 @@ from rich.text import Text
 
 from fedncv.cli.arguments import parse
 from fedncv.files import read_text, write_atomically
+from fedncv.notes import level
 from fedncv.theory import STATEMENTS, Statement, Verdict, evaluate
 
 Row = tuple[Statement, Verdict]
@@ -91,7 +92,7 @@ def _print_table(statements: list[Statement]) -> list[Row]:
     console = Console()
     table = Table("verdict", "statement", Column("cases", justify="right"), "largest gap", box=box.SIMPLE_HEAD)
     rows: list[Row] = []
-    with console.status("enumerating") as status:
+    with Console(stderr=True, quiet=level() == "quiet").status("enumerating") as status:
         for statement in statements:
             status.update(f"{len(rows) + 1}/{len(statements)} {statement.name}")
             verdict = evaluate(statement)

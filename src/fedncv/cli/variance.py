@@ -13,6 +13,7 @@ from fedncv.cli.progress import bar
 from fedncv.config import RunConfig, Settings
 from fedncv.engine.check import check as check_config
 from fedncv.files import write_atomically
+from fedncv.notes import note
 from fedncv.observatory.compare import OWN, check, rows_of
 from fedncv.observatory.table import Row, print_tables, read_rows
 from fedncv.results import is_run, read_config
@@ -154,6 +155,4 @@ class _Progress:
     def row(self, row: Row) -> None:
         if self._bar.disable:
             words = f"{row['method']}  seed {row['seed']}  round {row['round']}"
-            print(
-                f"{words}  error {row['mse'] / row['full2']:.3f}  bias² {row['bias2'] / row['full2']:.3f}", flush=True
-            )
+            note(f"{words}  error {row['mse'] / row['full2']:.3f}  bias² {row['bias2'] / row['full2']:.3f}")

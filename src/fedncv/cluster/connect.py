@@ -25,6 +25,7 @@ from importlib.metadata import version
 from typing import Any
 
 from fedncv.machine import sources
+from fedncv.portable import need_posix
 
 ANSWER_SECONDS = 5.0  # for the head of a cluster to accept a connection
 CHECK_SECONDS = 60.0  # for all nodes to say what they run
@@ -65,6 +66,8 @@ def connect(cluster: str, *, cpus: int, gpus: int = 0, visible: str | None = Non
     A connection to another cluster is closed first; if a run uses it, raise ClusterError. ``visible`` are the GPUs of a
     local cluster as CUDA_VISIBLE_DEVICES names them; None leaves the variable as it is.
     """
+    need_posix("a Ray cluster")
+    need_posix("a Ray cluster")
     check_installed()
     if cluster not in ("", "auto"):
         _check_answers(cluster)

@@ -8,7 +8,6 @@ A task must be a function of its own arguments, because it may run several times
 """
 
 import itertools
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple
 
 from fedncv import termination
 from fedncv.cluster.connect import ClusterError, reason_of
+from fedncv.notes import note
 
 TRIES = 3  # deaths of the worker of one task before the work stops
 LOOK = 4  # of the longest tasks that wait, a worker may take the one whose data it has
@@ -164,7 +164,7 @@ class Pool:
                 f"the worker of {tasks[i].words} was lost {TRIES} times (the last time: {reason}); nothing is lost: "
                 'resume the run. With engine="sequential" in its config.toml, one process may show the cause'
             )
-        print(f"ray: a worker was lost ({reason}); running {tasks[i].words} again", file=sys.stderr)
+        note(f"ray: a worker was lost ({reason}); running {tasks[i].words} again")
 
     def _receive(self, tasks: Sequence[Task], deaths: Sequence[int] = ()) -> list[tuple[Worker, Any]]:
         """Return the answers that arrive within a tick, and ``Died`` for workers that are lost while they work."""

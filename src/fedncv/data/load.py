@@ -9,7 +9,6 @@ import hashlib
 import json
 import math
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 
 import torch
 
-from fedncv import spec
+from fedncv import notes, spec
 from fedncv.data import archive, hub
 from fedncv.data.cache import cache_folder, open_entry, write_entry
 from fedncv.data.dataset import Dataset
@@ -36,11 +35,7 @@ LARGEST_SIDE = 2048  # pixels
 LARGE = 50_000_000  # bytes of text that take a while
 
 
-def to_stderr(line: str) -> None:
-    print(line, file=sys.stderr)
-
-
-def load(name: str, data_dir: str | Path | None = None, *, verify: bool = True, note: Note = to_stderr) -> Dataset:
+def load(name: str, data_dir: str | Path | None = None, *, verify: bool = True, note: Note = notes.note) -> Dataset:
     """Load the dataset ``name``.
 
     It is one of DATASETS; or files of your own, ``folder:path=...``, ``table:path=...,y=...`` or ``leaf:path=...``; or
@@ -108,7 +103,7 @@ def _remembered(read: Callable[..., Dataset], knobs: tuple[tuple[str, Any], ...]
 
 
 def load_table(
-    note: Note = to_stderr,
+    note: Note = notes.note,
     *,
     path: Path | str,
     y: str,
@@ -125,7 +120,7 @@ def load_table(
     return _remembered(read_table, tuple(knobs.items()), fingerprint([file], "") if file.exists() else "")
 
 
-def load_leaf(note: Note = to_stderr, *, path: Path | str, kind: Kind = "auto", length: int = 140) -> Dataset:
+def load_leaf(note: Note = notes.note, *, path: Path | str, kind: Kind = "auto", length: int = 140) -> Dataset:
     """Load LEAF's JSON files, as ``read_leaf``."""
     files = leaf_files(spec.expanded(path))
     if sum(file.stat().st_size for file in files) > LARGE:
@@ -134,7 +129,7 @@ def load_leaf(note: Note = to_stderr, *, path: Path | str, kind: Kind = "auto", 
     return _remembered(read_leaf, tuple(knobs.items()), fingerprint(files, ""))
 
 
-def load_folder(note: Note = to_stderr, *, path: Path | str, size: int = 0, channels: int = 3) -> Dataset:
+def load_folder(note: Note = notes.note, *, path: Path | str, size: int = 0, channels: int = 3) -> Dataset:
     """Load a folder with one subfolder of pictures per class, also below train/, valid/, test/ (pooled).
 
     ``size`` scales every picture to size x size; 0 keeps the size, which must then be equal for all. ``channels`` is

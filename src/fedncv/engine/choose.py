@@ -19,6 +19,7 @@ from fedncv.engine.protocol import Engine
 from fedncv.engine.round import draw
 from fedncv.engine.sequential import SequentialEngine
 from fedncv.machine import num_cores
+from fedncv.notes import note
 
 if TYPE_CHECKING:
     from fedncv.engine.stacked import Way
@@ -122,11 +123,11 @@ def on_gpu(problems: Sequence[Problem], *, before: Sequence[str] = ()) -> "Scori
         except (CannotStackError, NoMemoryError, torch.cuda.OutOfMemoryError) as error:
             failed, memory = f"{way}: {error}", None if isinstance(error, CannotStackError) else error
             if way != ways[-1]:
-                print(f"{failed}; trying each client on a stream of its own", file=sys.stderr)
+                note(f"{failed}; trying each client on a stream of its own")
     if not made and memory is not None:
         raise memory
     if not made:
-        print(f"{failed}; running one client after the other instead", file=sys.stderr)
+        note(f"{failed}; running one client after the other instead")
         return None
     return _faster(made) if len(made) > 1 else made[0]
 
@@ -151,7 +152,7 @@ def _faster(engines: "list[ScoringEngine]") -> "ScoringEngine":
     taken.why = (
         f"{rates[best]:,.0f} samples/s in a trial of {TRIAL_STEPS} steps, {other} {rates[1 - best]:,.0f} samples/s"
     )
-    print(f"engine=auto took {taken.name}: {taken.why}", file=sys.stderr)
+    note(f"engine=auto took {taken.name}: {taken.why}")
     return taken
 
 
@@ -170,7 +171,7 @@ def _samples_per_second(engine: "ScoringEngine") -> float:
             torch.cuda.synchronize(engine.device)
             seconds.append(time.perf_counter() - began)
     except Exception as error:  # of any layer, task or method: the other way may run
-        print(f"{engine.name}: {(str(error) or type(error).__name__).splitlines()[0]}", file=sys.stderr)
+        note(f"{engine.name}: {(str(error) or type(error).__name__).splitlines()[0]}")
         return 0.0
     engine.used = engine.computed = 0
     return float(plan.counts.samples_KF[plan.who].sum() / min(seconds[1:]))
@@ -189,7 +190,7 @@ def _with_layers(problems: Sequence[Problem], compiled: list[bool], before: Sequ
             made.append(problem)
             reasons.append(str(error))
     if reasons and problems[0].config.layers == "compiled":
-        print(f"layers=compiled: {reasons[0]}; torch's layers are used instead", file=sys.stderr)
+        note(f"layers=compiled: {reasons[0]}; torch's layers are used instead")
     return made
 
 

@@ -13,17 +13,18 @@ import os
 import shlex
 import shutil
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 import torch
 
 from fedncv.data.cache import cache_folder
+from fedncv.notes import note
 
 SOURCE = Path(__file__).with_name("cpu_block.c")
 FLAGS = ("-std=gnu11", "-O3", "-march=native", "-fPIC", "-shared")
 REALS = {torch.float32: "float", torch.float64: "double"}
+FAILURES = (OSError, RuntimeError, subprocess.SubprocessError)  # RuntimeError: a user without a home
 PATIENCE = 60  # seconds for a compiler
 
 
@@ -34,18 +35,29 @@ class Shape(ctypes.Structure):
 @functools.cache
 def library(dtype: torch.dtype) -> ctypes.CDLL | None:
     """Return the library for this dtype; print the reason and return None if there is none."""
-    if dtype not in REALS or os.name != "posix":
+    if dtype not in REALS or not hasattr(os, "geteuid"):  # Windows
         return None
     try:
         made = _loaded(dtype)
-    except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: a user without a home
-        print(f"compiled kernels: {_reason(error)}; torch's own are used instead", file=sys.stderr)
+    except FAILURES as error:
+        note(f"compiled kernels: {_reason(error)}; torch's own are used instead")
         return None
     pointer = ctypes.c_void_p
     made.forward.argtypes = [Shape, *[pointer] * 7, ctypes.c_double, ctypes.c_double, *[pointer] * 6]
     made.backward.argtypes = [Shape, *[pointer] * 17]
     made.forward.restype = made.backward.restype = None
     return made
+
+
+def why_not(dtype: torch.dtype) -> str:
+    """Return why there is no library for this dtype; an empty text if there is one."""
+    if not hasattr(os, "geteuid"):
+        return "not on Windows"
+    try:
+        _loaded(dtype)
+    except FAILURES as error:
+        return _reason(error)
+    return ""
 
 
 def _loaded(dtype: torch.dtype) -> ctypes.CDLL:

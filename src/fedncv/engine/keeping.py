@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from fedncv.portable import memory_bytes, need_posix
 from fedncv.tree import num_bytes, tree_map
 
 Place = Literal["device", "host", "file"]
@@ -29,7 +30,7 @@ def room(device: torch.device) -> float:
     """Return the bytes of the device's memory that the state of clients not in the round may use."""
     if device.type == "cuda":
         return SHARE_OF_DEVICE * torch.cuda.mem_get_info(device)[1]
-    return SHARE_OF_HOST * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return SHARE_OF_HOST * memory_bytes()
 
 
 class Keeper:
@@ -58,6 +59,7 @@ class Keeper:
 
 def _in_a_file(leaf: Tensor) -> Tensor:
     """Return a tensor in an unnamed mapped file; the disk space is freed with the tensor."""
+    need_posix("state of clients on disk", remedy="use fewer clients or a smaller model, or Linux, macOS or WSL 2")
     descriptor, name = tempfile.mkstemp(prefix="fedncv-")
     try:
         os.ftruncate(descriptor, leaf.numel() * leaf.element_size())

@@ -8,6 +8,7 @@ changes nothing: training is a function of the message and the keys.
 import copy
 import ctypes
 import multiprocessing
+import os
 import pickle
 import signal
 import sys
@@ -28,6 +29,7 @@ from fedncv.engine.pipes import Known, Place, receive, repeated, send
 from fedncv.engine.problem import Arrival, DivergedError, Problem, Settled, State, arrivals
 from fedncv.engine.round import Draw, Outcome, draw, outcome, settle
 from fedncv.machine import num_cores
+from fedncv.notes import note
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of malloc.h
 TRIES = 3  # deaths of the worker of one client before the run stops
@@ -49,7 +51,7 @@ class WorkerError(ValueError):
 
 
 def can_fork() -> bool:
-    return sys.platform.startswith("linux")
+    return sys.platform.startswith("linux") and hasattr(os, "fork")
 
 
 def work(problems: Sequence[Problem], job: Job) -> Any:
@@ -282,7 +284,7 @@ class Pool:
                 f"the worker that trained client {client} died {TRIES} times (exit code {worker.process.exitcode}; "
                 "-9 often means out of memory); use engine=sequential to see why"
             )
-        print(f"processes: a worker died at client {client}; running the client again", file=sys.stderr)
+        note(f"processes: a worker died at client {client}; running the client again")
         waiting.append(i)
 
 

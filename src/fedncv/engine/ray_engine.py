@@ -33,6 +33,7 @@ from fedncv.engine.ray_worker import BlockWorker, Done, Failed, Job, Missing, Se
 from fedncv.engine.relay import Kind, Messages, blocks_of, everybody, num_samples
 from fedncv.engine.round import Draw, draw, settle
 from fedncv.machine import num_cores
+from fedncv.notes import note
 from fedncv.rows import Rows, name_of
 from fedncv.tree import num_bytes
 
@@ -312,11 +313,10 @@ def _note_idle(config: RunConfig, workers: int) -> None:
     """Say on stderr if a round has fewer blocks than there are workers."""
     blocks = -(-config.per_round // config.block)
     if blocks < workers and config.block > 1:
-        print(
+        note(
             f"ray: a round has {config.per_round} clients in {blocks} block{'s' * (blocks > 1)} of {config.block}, so "
             f"{workers - blocks} of {workers} workers have nothing to train; --block "
-            f"{max(1, config.per_round // workers)} gives work to more",
-            file=sys.stderr,
+            f"{max(1, config.per_round // workers)} gives work to more"
         )
 
 

@@ -11,7 +11,6 @@ K rows (clients of this round in all runs), J runs, F phases.
 import contextlib
 import copy
 import re
-import sys
 import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, Self, TypeVar
@@ -35,6 +34,7 @@ from fedncv.engine.round import Draw, Outcome, draw, finite_rows, of_client, set
 from fedncv.engine.stage import RATIO, Calls, Fixed, Moving, Stage
 from fedncv.engine.streams import SLOTS, Models, Streams
 from fedncv.methods.base import Work
+from fedncv.notes import note
 from fedncv.tree import row, stack, tree_map
 
 Way = Literal["stacked", "streams"]
@@ -291,7 +291,7 @@ class StackedEngine:
         if self.capacity == 1:
             raise NoMemoryError(_needed(self.device, reason))
         self.release(-(-self.capacity // 2))
-        print(f"{self.name}: out of memory, continuing with {self.capacity} clients at a time", file=sys.stderr)
+        note(f"{self.name}: out of memory, continuing with {self.capacity} clients at a time")
 
     def _train_group(self, arrived: Arrived, plan: Plan, who: Ints) -> Replied:
         if not len(who):

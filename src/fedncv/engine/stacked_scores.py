@@ -3,7 +3,6 @@
 Test samples are cut into blocks of one client each, and many blocks go through the model at once.
 """
 
-import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -20,6 +19,7 @@ from fedncv.engine.problem import State, start
 from fedncv.engine.stacked import Arrived, StackedEngine
 from fedncv.engine.stacked_gradients import gradients
 from fedncv.methods.base import Ask, Method
+from fedncv.notes import note
 from fedncv.tree import tree_map
 
 BLOCK = 64  # test samples of one client in a forward pass
@@ -255,4 +255,4 @@ class ScoringEngine(StackedEngine):
 
     def close(self) -> None:
         if self.computed:
-            print(f"{self.name}: {self.waste:.1%} of the computed samples were padding or idle", file=sys.stderr)
+            note(f"{self.name}: {self.waste:.1%} of the computed samples were padding or idle")

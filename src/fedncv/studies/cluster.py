@@ -20,6 +20,7 @@ from fedncv.cluster import connect
 from fedncv.cluster.connect import ClusterError, refuse_others
 from fedncv.cluster.pool import TRIES, Pool, Task, Worker
 from fedncv.config import RunConfig
+from fedncv.notes import note
 from fedncv.objects import code_of
 from fedncv.results import METRICS, read_config
 from fedncv.runner import Watch
@@ -313,7 +314,7 @@ class Groups:
         words = _words(self._groups[i])
         self._losses[i] += 1
         if self._losses[i] < TRIES:
-            print(f"cluster: the worker of {words} was lost ({reason}); running it again", file=sys.stderr)
+            note(f"cluster: the worker of {words} was lost ({reason}); running it again")
             return True
         self._failed.append(f"the worker of {words} was lost {TRIES} times (the last time: {reason})")
         self._over(i)

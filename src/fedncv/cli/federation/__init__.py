@@ -3,6 +3,7 @@
 import importlib
 from importlib.util import find_spec
 
+from fedncv.portable import need_posix
 from fedncv.spec import nearest
 
 ACTIONS = {
@@ -28,6 +29,7 @@ def main(argv: list[str]) -> int:
         raise SystemExit(0)
     if argv[0] not in ACTIONS:
         raise ValueError(nearest(argv[0], ACTIONS, what="action of federation"))
+    need_posix("a federation")
     if find_spec("flwr") is None:
         raise ValueError("a federation needs Flower, which is not installed; pip install 'fedncv[flower]'")
     from fedncv.flower.private import private_files

@@ -11,6 +11,7 @@ from tyro.conf import Suppress
 from fedncv.cli.arguments import parse
 from fedncv.cli.federation.shared import OF_INIT, Folder, check_server
 from fedncv.config import RunConfig, simulation_only
+from fedncv.notes import note
 
 LACKING = 3  # exit code of a finished run of which some round lacks a client
 
@@ -60,7 +61,7 @@ def follow(folder: Path, name: str, seconds: float) -> int:
     from fedncv.flower.coordinator import follow as wait
 
     try:
-        done = wait(folder, name, seconds=seconds, on_round=lambda number: print(f"round {number}", flush=True))
+        done = wait(folder, name, seconds=seconds, on_round=lambda number: note(f"round {number}"))
     except KeyboardInterrupt:
         return interrupted(folder, name)
     print(f"{done.folder}: {done.rounds} rounds of {done.config.method}")
