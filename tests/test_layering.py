@@ -36,8 +36,8 @@ LAYERS = [
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 # Those that read what runs have left, and what they may import beside each other.
 READERS = {
-    "catalogue", "comparison", "config", "figures", "files", "heartbeat", "probe", "report", "results", "schedule",
-    "spec", "study", "watch",
+    "catalogue", "comparison", "config", "figures", "files", "heartbeat", "notes", "portable", "probe", "report",
+    "results", "schedule", "spec", "study", "watch",
 }  # fmt: skip
 LIGHT = [
     "fedncv",

@@ -123,7 +123,7 @@ def _memory() -> int:
     """Return the bytes that this process holds in memory; 0 where the system does not tell it."""
     try:
         return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError):
+    except (OSError, ValueError, IndexError, AttributeError):
         return 0
 
 

@@ -89,7 +89,7 @@ def test_bash_offers_commands_options_and_names(offered):
         "fedncv methods +ca": ["+calibrated"],
         "fedncv datasets em": ["emnist", "emnist_balanced", "emnist_letters"],
         "fedncv federation ": list(ACTIONS),
-        "fedncv federation re": ["resume"],
+        "fedncv federation resu": ["resume"],
         "fedncv federation init trial --par": ["--partition"],
         "fedncv federation run trial --method scaf": ["scaffold"],
         "fedncv federation run trial --device": [],
@@ -150,7 +150,7 @@ _files() { echo files; }
 source ./_fedncv
 ask() { words=("$@"); CURRENT=$#words; _fedncv; }
 ask fedncv run --method fedavg+drift+pr
-ask fedncv federation re
+ask fedncv federation resu
 ask fedncv run --engine s
 ask fedncv show ""
 """
@@ -166,7 +166,7 @@ def test_fish_reads_the_script_and_offers_the_same_words(tmp_path, capsys):
     if shutil.which("fish") is None:
         pytest.skip("fish is not installed")
     (tmp_path / "script").write_text(script("fish", capsys))
-    asked = ["fedncv re", "fedncv run --method fedn", "fedncv run --eng", "fedncv federation re", "fedncv study tab"]
+    asked = ["fedncv re", "fedncv run --method fedn", "fedncv run --eng", "fedncv federation resu", "fedncv study tab"]
     code = "source script; " + "".join(f"complete -C '{line}'; echo =; " for line in asked)
     env = os.environ | {"HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path), "XDG_DATA_HOME": str(tmp_path)}
     command = ["fish", "--no-config", "-c", code]
