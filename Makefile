@@ -4,9 +4,11 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TESTED := $(VENV)/.ready-to-test
 TESTED_ALL := $(VENV)/.ready-to-test-all
+DOCUMENTED := $(VENV)/.ready-for-docs
+SITE := build/docs
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup run test test-all lint browser clean
+.PHONY: setup run test test-all lint browser docs docs-links clean
 
 setup: $(READY)
 
@@ -25,7 +27,7 @@ $(TESTED): $(READY)
 
 $(TESTED_ALL): $(TESTED)
 	@echo "installing the libraries and tools of the slow tests into $(VENV) (once)"
-	$(PIP) -e ".[lora,release]"
+	$(PIP) -e ".[docs,lora,release]"
 	@touch $(TESTED_ALL)
 
 run: $(READY)  ## the default study: both readings of FedNCV and four baselines on the built-in digits
@@ -56,8 +58,21 @@ package: $(TESTED_ALL)  ## wheel and source distribution, in dist/
 	$(BIN)/python -m build --no-isolation
 	$(BIN)/twine check --strict dist/*
 
+$(DOCUMENTED): $(READY)
+	@echo "installing what the site needs into $(VENV) (once)"
+	$(PIP) -e ".[docs]"
+	@touch $(DOCUMENTED)
+
+docs: $(DOCUMENTED)  ## the site, from docs/: runs the gallery and the notebooks; warnings and broken links are errors
+	@rm -rf $(SITE) docs/auto_examples
+	$(BIN)/python -m sphinx -q -W --keep-going -b html -d build/doctrees docs $(SITE)
+	$(BIN)/python tools/check_site.py $(SITE)
+
+docs-links: docs  ## the links that leave the site; needs a network
+	$(BIN)/python -m sphinx -q -b linkcheck -d build/doctrees docs build/links
+
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache
+	rm -rf build dist docs/auto_examples $(VENV) .mypy_cache .ruff_cache .pytest_cache
 
 .PHONY: mutants
 JOBS ?= 2
@@ -74,6 +89,7 @@ results: $(READY)  ## tables and figures of docs/results/ anew, from the raw met
 	  rm -f docs/results/$${name}_*.png; \
 	  case $$name in ablation|robustness) figure=dots;; fig2) figure=scale;; *) figure=curves;; esac; \
 	  cp runs/$$name/report/$$figure.png docs/results/$${name}_$$figure.png; \
-	  cp runs/$$name/report/table.md docs/results/$$name.md; \
-	  if [ -f runs/$$name/report/parts.md ]; then cp runs/$$name/report/parts.md docs/results/$${name}_parts.md; fi; \
+	  { printf '# The table of %s\n\n' $$name; cat runs/$$name/report/table.md; } > docs/results/$$name.md; \
+	  if [ -f runs/$$name/report/parts.md ]; then \
+	    { printf '# Gain and cost of every method of %s\n\n' $$name; cat runs/$$name/report/parts.md; } > docs/results/$${name}_parts.md; fi; \
 	done

@@ -8,13 +8,14 @@ that the code on every page is the code of its file, and runs it.
 """
 
 import ast
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-EXAMPLES, PAGES = ROOT / "examples", ROOT / "docs" / "examples"
+EXAMPLES, PAGES, NOTEBOOKS = ROOT / "examples", ROOT / "docs" / "examples", ROOT / "docs" / "notebooks"
 ORDER = ("quickstart", "new_method", "tabular", "time_series", "text", "pictures", "lora")
 """The order in which to read them; a test checks that none is missing."""
 
@@ -42,8 +43,23 @@ def page(path: Path, output: str) -> str:
 
 def index() -> str:
     rows = [f"| [{name}]({name}.md) | {parts(EXAMPLES / f'{name}.py')[0]} |" for name in ORDER]
-    top = "# Examples\n\nEach page is a file of `examples/` that the tests run.\n\n| page | shows |\n|---|---|\n"
-    return top + "\n".join(rows) + "\n"
+    found = sorted(NOTEBOOKS.glob("*.ipynb"))
+    notebooks = [f"| [{path.stem}](../notebooks/{path.name}) | {title(path)} |" for path in found]
+    lines = [
+        "# Examples", "", "Each page is a file of `examples/` that the tests run.", "",
+        "| page | shows |", "|---|---|", *rows, "",
+        "## Notebooks", "", "Short; `make docs` and the slow tests execute them. They are stored without outputs.", "",
+        "| notebook | shows |", "|---|---|", *notebooks, "",
+        "## Gallery", "",
+        "[Figures](../../examples/gallery/GALLERY_HEADER.rst), drawn by short scripts that `make docs` runs.", "",
+    ]  # fmt: skip
+    return "\n".join(lines)
+
+
+def title(notebook: Path) -> str:
+    """Return the heading of a notebook: the first line of its first cell."""
+    first = json.loads(notebook.read_text(encoding="utf-8"))["cells"][0]["source"][0]
+    return str(first).removeprefix("# ").strip()
 
 
 def run(path: Path) -> str:

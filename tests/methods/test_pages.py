@@ -32,6 +32,24 @@ def test_there_is_a_page_for_every_method_and_no_other():
     assert pages == set(METHODS) | {"README", "equal_work"}
 
 
+def test_there_is_a_page_for_every_switch_with_its_pitfalls_and_no_other():
+    pages = {path.stem: path for path in (ROOT / "docs" / "methods" / "switches").glob("*.md")}
+    assert set(pages) == set(SWITCHES) | {"README"}
+    for name in SWITCHES:
+        generated, _, below = pages[name].read_text(encoding="utf-8").partition(TOOL["MARKER"])
+        assert generated.startswith(f"# +{name}: ")
+        assert "## Result\n" in generated
+        assert "## Pitfalls that are avoided here\n" in below
+
+
+def test_the_results_of_a_switch_are_rows_of_the_ablation():
+    """FedAvg with and without the label prior, as docs/results/README.md has them: 39 points before, -1 after."""
+    text = TOOL["ablated"]("prior")
+    assert "| FedAvg | 45.61 ± 4.95 | 83.35 ± 1.47 |" in text
+    assert "| FedAvg + prior | 84.61 ± 0.43 | 82.30 ± 1.34 |" in text
+    assert TOOL["ablated"]("labels") == "Not in the ablation."
+
+
 def test_every_page_says_where_others_go_wrong_and_what_was_measured():
     for name in METHODS:
         text = (ROOT / "docs" / "methods" / f"{name}.md").read_text(encoding="utf-8")
