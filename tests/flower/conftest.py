@@ -85,8 +85,8 @@ class HandMade:
     ``spoil(client, round, reply) -> replies`` may change, repeat, delay (by returning nothing) or break answers.
     """
 
-    def __init__(self, folder, run, study, *, spoil=None):
-        self.folder, self.run, self.study, self.spoil = folder, run, study, spoil
+    def __init__(self, folder, run, study, *, spoil=None, secure=""):
+        self.folder, self.run, self.study, self.spoil, self.secure = folder, run, study, spoil, secure
         self.sent, self.waiting, self.number = [], [], 0
         self.activated = {}  # client -> when its node was activated
 
@@ -98,6 +98,7 @@ class HandMade:
 
     def push_messages(self, messages):
         from fedncv.flower.client import answer, client_of, count_samples, train_round
+        from fedncv.flower.secure_client import Here, answer_stage
 
         ids = []
         for message in messages:
@@ -106,7 +107,12 @@ class HandMade:
             u = message.metadata.dst_node_id - 1000
             handle = count_samples if message.metadata.message_type == "query" else train_round
             mine = self.folder / "clients" / str(u)
-            reply = answer(handle, lambda u=u, mine=mine: client_of(self.study, self.run, u, mine), message)
+            if message.metadata.message_type.endswith(".secure"):
+                here = Here(u, self.run, mine, self.study, self.secure)
+                reply = answer(answer_stage, lambda here=here: here, message)
+            else:
+                make = lambda u=u, mine=mine: client_of(self.study, self.run, u, mine, self.secure)  # noqa: E731
+                reply = answer(handle, make, message)
             self.sent.append((u, message, reply))
             group = message.metadata.group_id
             replies = [reply] if self.spoil is None else self.spoil(u, group, message, reply)
@@ -132,7 +138,7 @@ def as_a_task(monkeypatch):
 
 @pytest.fixture
 def by_hand(tmp_path, monkeypatch, as_a_task):
-    """config, spoil, rules -> (state of the server, grid), without processes."""
+    """config, spoil, rules, secure -> (state of the server, grid), without processes."""
     from fedncv import store
     from fedncv.config import write_toml
     from fedncv.flower import asking, server
@@ -142,17 +148,22 @@ def by_hand(tmp_path, monkeypatch, as_a_task):
     monkeypatch.setattr(asking, "POLL_SECONDS", 0.0)
     monkeypatch.setattr(asking, "RETRY_SECONDS", 0.0)
 
-    def run(config, *, spoil=None, rules=Rules(round_seconds=20.0, join_seconds=20.0, attempts=2), name="run"):
+    def run(
+        config, *, spoil=None, rules=Rules(round_seconds=20.0, join_seconds=20.0, attempts=2), name="run", secure=""
+    ):
+        from fedncv.flower.secure_server import Secure
+
         place = tmp_path / "federation"
         if not place.exists():
             folders.init(place, config, host="127.0.0.1", port=0, listen="127.0.0.1")
         run_folder = place / "server" / "runs" / name
         if not run_folder.exists():
             store.create(run_folder, config)
-        grid = run.grid = HandMade(place, name, write_toml(config), spoil=spoil)
+        grid = run.grid = HandMade(place, name, write_toml(config), spoil=spoil, secure=secure)
         nodes = {u: 1000 + u for u in range(config.clients)}
         form = folders.read_form(place / "server")
-        return server.serve(grid, run_folder, config, form, nodes, rules), grid
+        summing = Secure(place / "server", name, secure, config, rules) if secure else None
+        return server.serve(grid, run_folder, config, form, nodes, rules, summing), grid
 
     run.folder = tmp_path / "federation"
     return run

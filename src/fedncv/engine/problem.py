@@ -14,7 +14,7 @@ from fedncv.data import STREAMS, Clients, Dataset, Stream, check_samples, divide
 from fedncv.data.owners import grouped
 from fedncv.engine import sampling
 from fedncv.engine.arithmetic import check_precision, low_precision
-from fedncv.engine.check import check, check_sgd
+from fedncv.engine.check import check, check_room, check_sgd
 from fedncv.engine.keeping import room
 from fedncv.engine.scored import sample
 from fedncv.flat import Factory, Model
@@ -204,6 +204,7 @@ def build(
         config.optimizer, momentum=config.momentum, weight_decay=config.weight_decay
     )
     check_sgd(config, method, optimizer)
+    check_room(config, method, int(sizes.max()))
     measured = find_metrics(config.metrics, metrics)
     check_fit(measured, _kind(task, dataset), dataset.num_classes)
     try_optimizer(short_name(config.optimizer), optimizer, made.start_P)

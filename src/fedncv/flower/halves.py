@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from fedncv.config import RunConfig, simulation_only
@@ -75,6 +76,12 @@ def client_problem(config: RunConfig, samples: Samples, u: int) -> Problem:
     blind = replace(config, sampling="uniform")  # other clients' sizes are unknown here, and not needed
     problem = build(blind, data=form_of(samples.dataset).placeholder(2), clients=Clients(train_N, test_N))
     return problem._replace(config=config, dataset=samples.dataset)
+
+
+def blind(problem: Problem) -> Problem:
+    """Return the server's problem with sizes that are not known: a method that used one would have no finite step."""
+    nan_N = torch.full_like(problem.federation.sizes_N, torch.nan)
+    return problem._replace(federation=problem.federation._replace(sizes_N=nan_N))
 
 
 def down_template(problem: Problem) -> Down:

@@ -24,6 +24,7 @@ from fedncv.flower.folder import (
 )
 from fedncv.flower.private import private_files
 from fedncv.flower.processes import end, keeper_lives, register, start, wait_for_port
+from fedncv.flower.roster import write_rosters
 from fedncv.store import write_atomically
 
 HERE_SECONDS = 2.0  # a server on this machine takes connections within this time
@@ -38,6 +39,7 @@ def revoke(folder: Path, u: int) -> bool:
     if u not in keys:
         raise ValueError(f"client {u} has no key in {server / 'keys'}; clients with a key: {_listed(keys)}")
     key_file(server, u).unlink()
+    write_rosters(folder, read_keys(server))
     end(folder, str(u))  # it would ask again and again
     return _tell(server)
 
@@ -68,6 +70,7 @@ def rotate(folder: Path, u: int, key: Path | None = None) -> bool:
         raise ValueError(f"{key} is already the key of client {other}; make a new one with `fedncv federation rotate`")
     with private_files():
         write_atomically(key_file(server, u), public, name="key")
+        write_rosters(folder, read_keys(server))
     told = _tell(server)
     if keeper_lives(folder, str(u)):
         end(folder, str(u))
@@ -91,6 +94,7 @@ def add(folder: Path, *, host: str = "") -> tuple[Path, bool]:
     address = f"{host}:{settings.port}" if host else others[0]
     part = write_client(folder, ClientSettings(u, address, *free_ports(1)))
     write_server_settings(server, settings._replace(clients=u + 1))
+    write_rosters(folder, read_keys(server))
     return part, _tell(server)
 
 

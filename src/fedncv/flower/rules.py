@@ -28,6 +28,8 @@ class Rules:
     """How long a run waits for all clients to report their number of training samples."""
     round_seconds: float = 600.0
     """How long a round waits for its clients; clients that have not replied by then are left out of it."""
+    stage_seconds: float = 120.0
+    """With secure sums: how long each of a round's stages without training waits for its clients."""
     min_replies: int = 0
     """A round with fewer replies stops the run, which can be resumed; 0: more than half of the round's clients."""
     attempts: int = 5
@@ -52,7 +54,7 @@ class Rules:
     """For a field above its limit in norms: reject leaves the reply out, clip scales the field down to the limit."""
 
     def __post_init__(self) -> None:
-        for name in ("join_seconds", "round_seconds"):
+        for name in ("join_seconds", "round_seconds", "stage_seconds"):
             value = getattr(self, name)
             if not _is_number(value) or not 0 < value < math.inf:
                 raise ValueError(f"{name} must be above 0 and finite, not {value!r}")

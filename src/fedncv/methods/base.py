@@ -39,16 +39,19 @@ from fedncv.methods.sums import (
     field_of,
     sums_from_totals,
     sums_of,
+    sums_of_whole,
     totals_of,
     weighted_sum,
+    whole_totals_of,
 )
+from fedncv.secure.fixed_point import Grid
 from fedncv.tree import leaves, row
 
 __all__ = [
-    "Ask", "Batch", "BufferRule", "Client", "Federation", "Method", "Notes", "Phase", "Prediction", "Replies",
+    "Ask", "Batch", "BufferRule", "Client", "Federation", "Grid", "Method", "Notes", "Phase", "Prediction", "Replies",
     "ServerAsk", "Step", "Stepped", "Sums", "Totals", "Weight", "Work", "aggregate", "combined", "field_of", "for_all",
-    "moved_by", "sums_from_totals", "sums_of", "take_step", "totals_of",
-    "weighted_sum",
+    "moved_by", "sums_from_totals", "sums_of", "sums_of_whole", "take_step", "totals_of",
+    "weighted_sum", "whole_totals_of",
 ]  # fmt: skip
 
 
@@ -177,6 +180,13 @@ class Method(NamedTuple):
     """Switches that it already contains; adding one again is refused."""
     hand_out: Callable[[Any, Tensor], Any] | None = None
     """Like ``broadcast``, for inference, where that model differs from the one that clients train from."""
+    keep: Callable[[Any, Any, Any], Any] | None = None
+    """own, up, new own -> what a client keeps, if ``up`` was rounded or clipped after ``finish``. For a method whose
+    server relies on sums of the changes that its clients make to ``own``."""
+    bounds: Mapping[str, float] = {}
+    """Field of ``up`` -> a bound on its absolute values for ``+fixed_point``, if it is not like a model's update."""
+    grid: Grid | None = None
+    """Steps and bounds of the fields, which ``+fixed_point`` has rounded. Sums are then sums of whole numbers."""
 
     @property
     def form(self) -> str:
@@ -203,7 +213,12 @@ def check_reveals(method: Method, up: Any) -> None:
 
 def combined(method: Method, server: Any, replies: Replies) -> Any:
     """Return the last argument of the method's ``step``."""
-    return sums_of(replies, method.weights) if method.combine is None else method.combine(server, replies)
+    if method.combine is not None:
+        return method.combine(server, replies)
+    if method.grid is None:
+        return sums_of(replies, method.weights)
+    dtype = next(leaf.dtype for _, leaf in leaves(replies.ups))
+    return sums_of_whole(whole_totals_of(replies, method.weights, method.grid), method.weights, method.grid, dtype)
 
 
 def aggregate(method: Method, ask: ServerAsk, server: Any, replies: Replies) -> Stepped:

@@ -71,5 +71,6 @@ def feddyn(config: Config = Config()) -> Method:
         finish=finish,
         step=step,
         weights={"delta_P": "one"},
+        keep=lambda lambda_P, up, _new_P: lambda_P + alpha * up.delta_P,
         switches=("drift",),
     )

@@ -118,6 +118,7 @@ def scaffold(config: Config = Config()) -> Method:
         step=step,
         reveals={"delta_P": "the client's model update", "dc_P": "how its mean gradient changed"},
         weights={"delta_P": "one", "dc_P": "one"},
+        keep=lambda c_u_P, up, _new_P: c_u_P + up.dc_P,
         needs_sgd=(
             "c_u' is (x - y) divided by the sum of the step lengths, a mean gradient only with SGD; scaffold:option=I "
             "works with any optimizer"

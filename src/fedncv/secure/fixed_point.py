@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 STATISTICS = "buffers_R"  # the running statistics, as a field
-COUNTS = ("clipped",)  # fields that are numbers of things: their step is 1
+COUNTS = ("beyond_bound",)  # fields that are numbers of things: their step is 1
 
 Words = NDArray[np.uint64]
 

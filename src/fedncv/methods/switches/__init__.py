@@ -13,6 +13,7 @@ from fedncv.methods.switches import (
     calibrated,
     drift,
     even_samples,
+    fixed_point,
     horvitz_thompson,
     label_prior,
     labels,
@@ -44,6 +45,9 @@ SWITCHES: dict[str, Switch] = {
     "prior": Switch(label_prior.with_prior, label_prior.Config, "train and predict with the client's label prior"),
     "momentum": Switch(server_momentum.with_momentum, server_momentum.Config, "momentum at the server"),
     "average": Switch(server_average.with_average, server_average.Config, "use the average of the latest models"),
+    "fixed_point": Switch(
+        fixed_point.with_fixed_point, fixed_point.Config, "round what clients send to a grid, as secure sums do"
+    ),
 }
 
 

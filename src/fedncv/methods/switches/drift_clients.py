@@ -85,6 +85,10 @@ def with_drift_at_clients(method: Method, model: Callable[[Any], Tensor], alpha:
         c_P = field_of(up, "delta_P") / work.total_step + scratch.e_P
         return Up(up, c_P - own.c_P, 1 - own.seen), Own(kept, c_P, torch.ones_like(own.seen))
 
+    def keep(own: Own, up: Up, new: Own) -> Own:
+        inner = new.own if method.keep is None else method.keep(own.own, up.up, new.own)
+        return Own(inner, own.c_P + up.dc_P, new.seen)
+
     def predict(ask: Ask, y_P: Tensor, down: Down, own: Own) -> Prediction:
         return method.predict(ask, y_P, down.down, own.own)
 
@@ -115,6 +119,7 @@ def with_drift_at_clients(method: Method, model: Callable[[Any], Tensor], alpha:
         predict=predict,
         step=step,
         fixed_sizes=True,
+        keep=keep,
         reveals=revealing(
             method,
             dc_P="how its mean gradient changed; only the sum is needed",
