@@ -65,8 +65,10 @@ def anchored(config: RunConfig, *, custom: tuple[str, ...] = ()) -> RunConfig:
 
 
 def check_room(config: RunConfig, method: Method, largest: int = 0) -> None:
-    """Raise ValueError if sums of +fixed_point could overflow, or would need a client's size; ``largest`` is the largest
-    number of training samples."""
+    """Raise ValueError if sums of +fixed_point could overflow, or would need a client's size.
+
+    ``largest`` is the largest number of training samples.
+    """
     if method.grid is None:
         return
     if config.sampling == "weighted":

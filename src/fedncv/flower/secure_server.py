@@ -85,8 +85,8 @@ class Secure:
         assert fixed is not None
         self._grid: FixedPoint = fixed
         self.words = (
-            f"secure sums: threshold {self._settings.threshold} of {config.per_round}; the server sees no single reply, "
-            "so the rules about norms and samples cannot hold"
+            f"secure sums: threshold {self._settings.threshold} of {config.per_round}; the server sees no single "
+            "reply, so the rules about norms and samples cannot hold"
         )
 
     # ---- joining ---------------------------------------------------------------------------------------
