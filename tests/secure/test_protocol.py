@@ -191,7 +191,14 @@ def test_a_confirmed_round_is_never_begun_again():
 def test_a_stage_is_not_answered_twice_differently():
     clients = Clients(4)
     round = clients.run(begin(clients), until="masked")
-    refused(clients, 0, "masked", server.request(round, 0, task="t") | {"sealed": {}}, "1 clients have dealt shares, and 3 are needed", "few")
+    refused(
+        clients,
+        0,
+        "masked",
+        server.request(round, 0, task="t") | {"sealed": {}},
+        "1 clients have dealt shares, and 3 are needed",
+        "few",
+    )
     clients.ask(0, "masked", server.request(round, 0, task="one model"))
     other = server.request(round, 0, task="another model")
     refused(clients, 0, "masked", other, "asks for masked of round 1 twice, differently", "twice")

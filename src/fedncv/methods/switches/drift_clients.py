@@ -120,6 +120,7 @@ def with_drift_at_clients(method: Method, model: Callable[[Any], Tensor], alpha:
         step=step,
         fixed_sizes=True,
         keep=keep,
+        bounds={**method.bounds, "new": 1.0},
         reveals=revealing(
             method,
             dc_P="how its mean gradient changed; only the sum is needed",
