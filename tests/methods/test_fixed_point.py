@@ -160,9 +160,8 @@ def test_a_round_differs_from_the_plain_one_by_rounding_only(name):
 
 
 def test_one_round_by_hand():
-    """x = 5, one step of 0.1 on x^2 / 2 and 4 (x - 1)^2 / 2: Delta = 0.5 and 1.6, in steps of 1/8 0.5 and 1.625;
-    n = (1, 3): the mean is (0.5 + 3 * 1.625) / 4 = 1.34375."""
-    problem = quadratics("fedavg+fixed_point:bound=2,precision=4".replace("=4", "=8"), sizes=[1, 3], steps=1, lr=0.1)
+    """x = 5, one step of 0.1 on x^2 / 2 and 4 (x - 1)^2 / 2: Delta = 0.5 and 1.6, rounded to steps of 1/128."""
+    problem = quadratics("fedavg+fixed_point:bound=2,precision=8", sizes=[1, 3], steps=1, lr=0.1)
     step = 2 / 256
     state, row = run_round(problem, start(problem))
     mean = (round(0.5 / step) + 3 * round(1.6 / step)) * step / 4
@@ -175,12 +174,6 @@ def test_clipped_numbers_are_counted_and_only_their_sum_is_told():
     state, row = run_round(problem, start(problem))
     assert row["beyond_bound"] == 1  # 1.6 is beyond 1, 0.5 is not
     assert float(model_of(state)) == 5 - (0.5 + 3 * 1) / 4
-
-
-def control_means(problem, state):
-    """The server's own mean of the clients' memory, and the mean of what they keep."""
-    kept = [state.kept[u].own for u in sorted(state.kept)]
-    return kept, state.server
 
 
 @pytest.mark.parametrize("bound", [16.0, 0.02])
