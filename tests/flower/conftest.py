@@ -183,10 +183,10 @@ class Live:
         self.begin(name, **changes)
         return self.finish(name, seconds=seconds)
 
-    def begin(self, name, **changes):
+    def begin(self, name, *, secure="", **changes):
         from fedncv.flower import coordinator
 
-        coordinator.create(self.folder, name, replace(self.config, **changes))
+        coordinator.create(self.folder, name, replace(self.config, **changes), secure)
 
     def finish(self, name, *, seconds=240.0, **options):
         from fedncv.flower import coordinator
@@ -225,7 +225,7 @@ class Live:
         from fedncv.store import read_state
 
         run = self.folder / "server" / "runs" / name
-        sizes = list(read_joined(run).sizes.values())
+        sizes = list(read_joined(run).sizes.values()) or [1] * self.config.clients  # with secure sums nobody knows
         return read_state(run, server_problem(read_config(run), read_form(self.folder / "server"), sizes))
 
     def kept(self, name):

@@ -73,6 +73,9 @@ def client_problem(config: RunConfig, samples: Samples, u: int) -> Problem:
     train_N, test_N = [none] * config.clients, [none] * config.clients
     train_N[u], test_N[u] = samples.train, samples.test
     check_targets(config.task, samples.dataset)
+    grid = find_method(config.method).grid
+    if grid is not None and len(samples.train) > grid.samples:
+        raise RefusedError("room", f"client {u} has more training samples than samples={grid.samples} in +fixed_point")
     blind = replace(config, sampling="uniform")  # other clients' sizes are unknown here, and not needed
     problem = build(blind, data=form_of(samples.dataset).placeholder(2), clients=Clients(train_N, test_N))
     return problem._replace(config=config, dataset=samples.dataset)

@@ -69,6 +69,10 @@ REASONS: dict[str, tuple[str, str]] = {
         "its roster of the clients' public keys is missing, damaged or not the server's",
         "copy clients/NUMBER/roster.toml from the machine where keys were last changed to every client, then resume",
     ),
+    "room": (
+        "it has more training samples than the sums have room for",
+        f"raise samples in +fixed_point in a new run; or {_LEAVE_OUT}",
+    ),
     "plain": ("the run has secure sums, and it is asked to send its own reply", "see its log; the server cheats"),
     "not finite": ("its update is not finite", "use a lower learning rate"),
     "few": ("it has too few training samples for one step", _LEAVE_OUT),

@@ -261,11 +261,6 @@ def _vector_of(here: Here, content: RecordDict, data: str) -> Any:
             parts = parts_of(method, Up(trained.up, travelling(client.problem, trained.buffers_R)))
         if session.layout != layout_of(method.grid, [part for part, _ in parts]):
             raise sessions.RefusedError("layout", "the fields, steps or bounds here are not the server's")
-        try:
-            return to_words(method.grid, parts, samples)
-        except ValueError:
-            limit = f"{method.grid.samples:,}"
-            text = f"this client has more training samples than the {limit} that the sum has room for"
-            raise RefusedError("secure", text, f"it has more than {limit} samples (samples in +fixed_point)") from None
+        return to_words(method.grid, parts, samples)
 
     return vector
