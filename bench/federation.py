@@ -7,8 +7,9 @@
 Both apps run on one federation of real processes with TLS and node authentication, in turns: ours, plain, ours,
 plain. The plain app is Flower's quickstart with its own strategy: it stores nothing, checks nothing and writes
 no checkpoint. Seconds are the time between the server's rounds, the median over all rounds except the first of each
-turn. With ``--secure`` the second run of a turn is ours with secure sums. Bytes are per client and round: the numbers in the messages, and all bytes that Flower counted on its
-connections, with joining and the app's delivery divided over the rounds.
+turn. Bytes are per client and round: the numbers in the messages, and all bytes that Flower counted on its
+connections, with joining and the app's delivery divided over the rounds. With ``--secure`` the plain app is replaced by
+ours with secure sums.
 """
 
 import argparse

@@ -3,10 +3,10 @@
     python bench/secure_sums.py                              LeNet5's numbers, 5, 20 and 100 clients
     python bench/secure_sums.py --clients 5 --numbers 1000000
 
-All clients and the server are in this process; their messages are those of a federation, as JSON, and the masked vector
-as bytes. Bytes are of one client in one round, from and to the server, with every client taking part. Seconds are of the
-processor (``time.process_time``), so other work on the machine changes them little; the client's are the mean of all.
-The training itself is not counted. One client drops out with ``--drop 1``: the server then takes its masks out.
+All clients and the server are in this process. Their messages are those of a federation: JSON, and the masked vector
+as bytes. Bytes are of one client in one round, from and to the server. Seconds are of the processor
+(``time.process_time``), so other work on the machine changes them little; the client's are the mean of all clients. The
+training itself is not counted. With ``--drop 1`` one client drops out, and the server takes its masks out.
 """
 
 import argparse
@@ -73,14 +73,14 @@ def measure(clients: int, numbers: int, bits: int, drop: int) -> dict[str, float
             if round.stage == "masked" and u < drop:
                 continue
             began = time.process_time()
-            request = server.request(round, u, task="0" * 64)
+            request = server.request(round, u)
             ready = time.process_time()
             memory[u], reply = client.answer(members[u], memory[u], round.stage, request, vector_of(u))
             ended = time.process_time()
             replies[u] = server.accept(roster, round, u, reply)
             found["server"] += ready - began + time.process_time() - ended
             found["client"] += (ended - ready) / clients
-            found["down"] += size(request) / clients
+            found["down"] += size(dict(request)) / clients
             found["up"] += size(dict(reply)) / clients
         began = time.process_time()
         round = server.after(round, replies)

@@ -65,7 +65,7 @@ class Clients:
             replies = {}
             for u in round.members():
                 if u not in away:
-                    request = server.request(round, u, task="task")
+                    request = server.request(round, u)
                     if spoil is not None:
                         request = spoil(round.stage, u, request)
                     replies[u] = server.accept(self.roster, round, u, self.ask(u, round.stage, request))

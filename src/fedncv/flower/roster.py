@@ -22,7 +22,7 @@ FILE = "roster.toml"
 MINIMUM = 3
 HEAD = """\
 # The public keys of all clients, for secure sums. It is equal on all machines, and never comes from the server.
-# minimum_cohort: fewest clients whose sum this client lets the server see; at least 2.
+# minimum_cohort: fewest clients whose sum this client lets the server see, at least 2; a lower threshold is refused.
 """
 
 

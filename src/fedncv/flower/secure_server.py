@@ -158,6 +158,7 @@ class Secure:
             session,
             {u: run.nodes[u] for u in downs if u in run.nodes},
             content,
+            task=_one_task(problem.config, downs),
             seconds={"masked": rules.round_seconds},
             rules=rules,
             told=told,
@@ -216,6 +217,7 @@ class Secure:
         nodes: dict[int, int],
         content: Callable[[int], RecordDict],
         *,
+        task: str = "",
         seconds: dict[str, float],
         rules: Rules,
         told: dict[int, str],
@@ -226,15 +228,15 @@ class Secure:
 
         ``everyone`` are clients without whom there must be no sum. ``refused`` gets reasons of those who refuse.
         """
-        round = begin_or_resume(folder, session)
+        round = begin_or_resume(folder, session)._replace(task=task)
+        write_journal(folder, round)  # so that the next attempt gets another number
         group = "joining" if session.round == JOINING else str(session.round)
         while round.stage != "done":
             stage = round.stage
 
             def request(u: int, round: secure.Round = round, stage: str = stage) -> RecordDict:
                 made = content(u) if stage == "masked" else RecordDict({SERVER: content(u)[SERVER]})
-                task = task_of(made[ARRAYS]) if ARRAYS in made else ""  # type: ignore[arg-type]  # made above
-                made[SECURE] = record_of(stage, secure.request(round, u, task=task))
+                made[SECURE] = record_of(stage, secure.request(round, u))
                 return made
 
             def receive(u: int, answer: Message, round: secure.Round = round) -> Any:
@@ -287,6 +289,17 @@ class Secure:
             else "Its sum exists only with them, and is never made of others; start them again, then resume"
         )
         raise StoppedError(f"{why}; absent: {absent or 'nobody'}{reasons}. {remedy}")
+
+
+def _one_task(config: RunConfig, downs: dict[int, Down]) -> str:
+    """Return the hash of the server's message, which must be the same for all clients."""
+    tasks = {task_of(encode(down)) for down in downs.values()}
+    if len(tasks) > 1:
+        raise ValueError(
+            f"{config.method} sends every client another message; with --{NAME} all must get the same one, or a server "
+            "could tell one client's part of a sum from the others'"
+        )
+    return tasks.pop()
 
 
 def accepted(roster: Any, round: secure.Round, u: int, answer: Message) -> Any:

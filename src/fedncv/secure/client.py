@@ -6,6 +6,7 @@ refused. What holds over all messages of a run:
 
     one cohort for a round; an earlier round or attempt is never answered again
     one list of survivors for a round: after signing it, the client begins no other attempt at that round
+    one task for a round: the list is signed together with the model that was sent, and must be the same for all
     one secret of each neighbour: of the self mask if it is in the signed list, of the mask key if it is not
 
 A threshold is more than half of the cohort, and every unmasking needs that many signatures under one list. So a round
@@ -43,7 +44,7 @@ class Member(NamedTuple):
     u: int
     sign: Callable[[Session, str, bytes], bytes]
     roster: Roster
-    minimum: int  # fewest clients whose sum it lets the server see
+    minimum: int  # fewest clients whose sum it lets the server see: the least threshold
 
 
 class Memory(NamedTuple):
@@ -58,6 +59,7 @@ class Memory(NamedTuple):
     keys: Mapping[str, Any] = {}  # client -> its public keys of the attempt
     sealed: Mapping[str, Any] = {}  # neighbour -> its sealed shares
     survivors: tuple[int, ...] = ()
+    task: str = ""  # what it made its vector of
     asked: Mapping[str, Any] = {}  # stage -> mark of its request
     replies: Mapping[str, Any] = {}  # stage -> reply
     vector: bytes | None = None  # the masked one
@@ -118,8 +120,10 @@ def _begin(member: Member, memory: Memory, session: Session) -> Memory:
     u, cohort = member.u, session.cohort
     if u not in cohort:
         raise RefusedError("cohort", f"this is client {u}, and the cohort is {list(cohort)}")
-    if len(cohort) < member.minimum:
-        raise RefusedError("minimum", f"a cohort of {len(cohort)} clients is below this client's {member.minimum}")
+    if session.threshold < member.minimum:
+        raise RefusedError(
+            "minimum", f"a threshold of {session.threshold} is below this client's minimum_cohort, {member.minimum}"
+        )
     if session.roster != roster_mark(member.roster):
         raise RefusedError("roster", "the server's roster of public keys is not the one on this disk")
     if strangers := [v for v in cohort if v not in member.roster]:
@@ -189,7 +193,7 @@ def _shares(member: Member, memory: Memory, session: Session, request: Json) -> 
         check_keys(member.roster, session, v, public)
     if len({public[name] for public in given.values() for name in ("mask", "share")}) < 2 * len(given):
         raise RefusedError("key", "two clients have the same key")
-    _check_many(member, session, len(given), "have sent keys")
+    _check_many(session, len(given), "have sent keys")
     keys = {str(v): public for v, public in given.items()}
     holders = sorted({u, *graph_of(session, keys)[u]})
     least = local_threshold(session, len(holders))
@@ -210,7 +214,9 @@ def _shares(member: Member, memory: Memory, session: Session, request: Json) -> 
 def _masked(
     member: Member, memory: Memory, session: Session, request: Json, vector: Callable[[Session], Words]
 ) -> Memory:
-    u, sealed = member.u, table_of(request["sealed"], str, what="the shares")
+    u, sealed, task = member.u, table_of(request["sealed"], str, what="the shares"), request["task"]
+    if not isinstance(task, str):
+        raise RefusedError("message", "the task is not a hash")
     mine = graph_of(session, memory.keys)[u]
     if strangers := sorted(set(sealed) - set(mine)):
         raise RefusedError("share", f"there are shares of clients {strangers}, who are not neighbours")
@@ -227,7 +233,7 @@ def _masked(
     private = bytes.fromhex(memory.secrets["mask"])
     for v in sealed:
         y += masks.pair_mask(private, bytes.fromhex(memory.keys[str(v)]["mask"]), session, u, v)
-    return memory._replace(vector=pack(session.bits, np.asarray(y & mask_of(session.bits))))
+    return memory._replace(task=task, vector=pack(session.bits, np.asarray(y & mask_of(session.bits))))
 
 
 def _confirm(member: Member, memory: Memory, session: Session, request: Json) -> tuple[Memory, Json]:
@@ -239,17 +245,20 @@ def _confirm(member: Member, memory: Memory, session: Session, request: Json) ->
     unknown += [v for v in survivors if v in mine and str(v) not in memory.sealed]
     if unknown:
         raise RefusedError("lists", f"clients {unknown} are said to stay, and were not there before")
-    _check_many(member, session, len(survivors), "stay")
+    _check_many(session, len(survivors), "stay")
     alive, least = len(set(mine) & set(survivors)) + 1, local_threshold(session, len(mine) + 1)
     if alive < least:
         raise RefusedError("few", f"{alive} share holders stay, and {least} are needed")
-    signature = member.sign(session, "survivors", list_data(survivors)).hex()
+    signature = member.sign(session, "survivors", list_data(survivors, memory.task)).hex()
     return memory._replace(confirmed=True, survivors=tuple(survivors)), {"signature": signature}
 
 
-def list_data(survivors: list[int]) -> bytes:
-    """Return what the signature of a list of survivors covers."""
-    return canonical({"survivors": survivors})
+def list_data(survivors: list[int], task: str) -> bytes:
+    """Return what the signature of a list of survivors covers: the list, and what all of them made their vectors of.
+
+    So a server that sends one client another model than the others gets no sum.
+    """
+    return canonical({"survivors": survivors, "task": task})
 
 
 def _unmask(member: Member, memory: Memory, session: Session, request: Json) -> tuple[Memory, Json]:
@@ -260,7 +269,8 @@ def _unmask(member: Member, memory: Memory, session: Session, request: Json) -> 
     for v, signature in signatures.items():
         if v not in survivors:
             raise RefusedError("lists", f"client {v} signs a list of survivors in which it is not")
-        verify(member.roster, v, raw(signature, what="a signature"), session, "survivors", list_data(survivors))
+        said = list_data(survivors, memory.task)
+        verify(member.roster, v, raw(signature, what="a signature"), session, "survivors", said)
     if len(signatures) < session.threshold:
         raise RefusedError("few", f"{len(signatures)} clients have signed the list, and {session.threshold} are needed")
     revealed: dict[str, dict[str, str]] = {"self": {}, "mask": {}}
@@ -282,8 +292,6 @@ def _opened(member: Member, memory: Memory, session: Session, v: int) -> bytes:
     return both
 
 
-def _check_many(member: Member, session: Session, number: int, what: str) -> None:
+def _check_many(session: Session, number: int, what: str) -> None:
     if number < session.threshold:
         raise RefusedError("few", f"{number} clients {what}, and the threshold is {session.threshold}")
-    if number < member.minimum:
-        raise RefusedError("minimum", f"{number} clients {what}, below this client's {member.minimum}")

@@ -30,6 +30,7 @@ class Round(NamedTuple):
     sealed: Mapping[str, Any] = {}  # client -> neighbour -> what it sealed for that neighbour
     total: Words | None = None  # the sum of the masked vectors
     survivors: tuple[int, ...] = ()
+    task: str = ""  # hash of what the clients make their vectors of, the same for all
     signatures: Mapping[str, Any] = {}
     revealed: Mapping[str, Any] = {}
 
@@ -57,15 +58,15 @@ def round_of(said: Json, total: Words | None) -> Round:
     return Round(**{**said, "session": session, "survivors": survivors, "total": total})
 
 
-def request(round: Round, u: int, *, task: str = "") -> Json:
-    """Return the next stage's message to client u. ``task`` is a hash of what the client is to make its vector of."""
+def request(round: Round, u: int) -> Json:
+    """Return the next stage's message to client u."""
     said: dict[str, Any] = {"session": round.session.to_json()}
     if round.stage == "shares":
         said["keys"] = round.keys
     elif round.stage == "masked":
         mine = graph_of(round.session, round.keys)[u]
         said["sealed"] = {str(v): round.sealed[str(v)][str(u)] for v in mine if str(v) in round.sealed}
-        said["task"] = task
+        said["task"] = round.task
     elif round.stage in ("confirm", "unmask"):
         said["survivors"] = list(round.survivors)
         if round.stage == "unmask":
@@ -85,7 +86,7 @@ def accept(roster: Roster, round: Round, u: int, reply: object) -> Any:
         return reply
     if stage == "confirm":
         signature = raw(reply["signature"], what="a signature")
-        verify(roster, u, signature, session, "survivors", list_data(list(round.survivors)))
+        verify(roster, u, signature, session, "survivors", list_data(list(round.survivors), round.task))
         return reply["signature"]
     if stage == "masked":
         try:
