@@ -60,7 +60,8 @@ def test_a_file_outside_docs_that_pages_link_to_is_a_page_as_well():
         for found in STRUCTURE["LINK"].finditer(path.read_text(encoding="utf-8")):
             target = path.parent.joinpath(found[1]).resolve().relative_to(ROOT)
             assert target.suffix != ".md" or target.parts[0] == "docs" or target.as_posix() in shown, (
-                f"{path} links to {target}: give it a page in docs/ and an entry in SHOWN of docs/_site/structure.py"
+                f"{path.relative_to(ROOT)} links to {target}: give it a page in docs/ and an entry in SHOWN of "
+                "docs/_site/structure.py"
             )
 
 
