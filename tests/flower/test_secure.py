@@ -28,7 +28,7 @@ from fedncv.flower.secure_server import check_secure, with_grid
 from fedncv.methods.base import field_of
 from fedncv.results import read_rows
 from fedncv.secure.client import STAGES
-from fedncv.secure.fixed_point import Grid, whole
+from fedncv.secure.fixed_point import whole
 
 FAST = Rules(round_seconds=5.0, stage_seconds=5.0, join_seconds=5.0, attempts=1)
 SECURE = "threshold=3,neighbours=0"
@@ -183,61 +183,66 @@ def test_a_server_killed_in_a_stage_goes_on_with_it(stage, by_hand, tools, confi
 
 
 def bytes_of(content):
-    """All that a message holds, as one text of bytes; hexadecimal digits as what they stand for, too."""
-    found = []
+    """All that a message holds, as texts and as bytes; hexadecimal digits also as what they stand for."""
+    texts, data = [], []
     for name, record in content.items():
         for key, value in record.items():
-            data = value.data if hasattr(value, "data") else value
-            if isinstance(data, str):
-                found += [data.encode(), *(bytes.fromhex(x) for x in re.findall(r"(?:[0-9a-f]{2}){8,}", data))]
-            elif isinstance(data, bytes):
-                found.append(data)
+            found = value.data if hasattr(value, "data") else value
+            if isinstance(found, bytes):
+                data.append(found)
             else:
-                found.append(repr((name, key, data)).encode())
-    return b"\0".join(found)
+                texts.append(repr((name, key, found)))
+    data += [bytes.fromhex(digits) for text in texts for digits in re.findall(r"(?:[0-9a-f]{2}){8,}", text)]
+    return texts, data
 
 
-def traces(problem, reply):
-    """Forms in which one client's update could be found: floats, rounded floats, whole numbers of both weights."""
-    grid, n = problem.method.grid, 0
-    delta_P = field_of(reply.up, "delta_P")
-    n = len(problem.clients.train[0])
-    q = whole(Grid() if grid is None else grid, "delta_P", delta_P)
+def is_told(n, texts, data):
+    """Whether the number is written somewhere in digits, or as a word of 8 bytes."""
+    words = [n.to_bytes(8, "little"), np.float64(n).tobytes()]
+    in_digits = any(re.search(rf"(?<![0-9a-f.]){n}(?![0-9a-f.])", text) for text in texts)
+    return in_digits or any(word in each for word in words for each in data)
+
+
+def traces(problem, u, reply):
+    """Forms in which client u's update could be found: floats, rounded floats, whole numbers of both weights."""
+    delta_P, n = field_of(reply.up, "delta_P"), len(problem.clients.train[u])
+    at = min(int(delta_P.abs().argmax()), len(delta_P) - 4)  # where nothing is zero by itself
+    q = whole(problem.method.grid, "delta_P", delta_P)
     forms = [delta_P, delta_P.double(), q, q * n, q.int(), q.double()]
-    return [form[:4].contiguous().numpy().tobytes() for form in forms]
+    return [form[at : at + 4].contiguous().numpy().tobytes() for form in forms]
 
 
 @pytest.mark.parametrize("secure", ["", "threshold=2"], ids=["plain", "secure"])
 def test_the_server_sees_no_single_update_and_no_single_count(secure, by_hand, tools, config, monkeypatch):
     """Every message that it receives and every file that it writes; the same search finds all in a plain run."""
     config = replace(config, clients=3, per_round=3, partition="dirichlet:alpha=1", method="fedavg+fixed_point")
-    seen, files = [], []
+    written = []
 
     def write(path, data, **options):
         if "/server/" in str(path):
-            files.append(data)
+            written.append(data)
         return real(path, data, **options)
 
     real = store.write_atomically
     monkeypatch.setattr(store, "write_atomically", write)
     _, grid = by_hand(config, rules=FAST, secure=secure)
     run = run_of(by_hand)
-    for _, _, reply in grid.sent:
-        seen.append(bytes_of(reply.content))
-    files += [path.read_bytes() for path in run.rglob("*") if path.is_file()]
+    messages = [bytes_of(reply.content) for _, _, reply in grid.sent]
+    files = [*written, *(path.read_bytes() for path in run.rglob("*") if path.is_file())]
+    texts = [text for found, _ in messages for text in found]
+    texts += [data.decode() for data in files if data.isascii()]
+    everything = [*(each for _, found in messages for each in found), *files]
     problem = build(config)
     state = start(problem)
     updates, counts = 0, 0
     for _ in range(config.rounds):
         for arrival in arrivals(problem, state, np.arange(3)):
             reply = train(problem, state.round, arrival)
-            forms = traces(problem, reply)
-            updates += any(form in text for form in forms for text in [*seen, *files])
+            forms = traces(problem, arrival.client, reply)
+            updates += any(form in data for form in forms for data in everything)
         state, _ = run_round(problem, state)
-    everything = b"\0".join([*seen, *files])
     for u in range(3):
-        n = len(problem.clients.train[u])
-        counts += re.search(rb"(?<![0-9a-f.])%d(?![0-9a-f.])" % n, everything) is not None
+        counts += is_told(len(problem.clients.train[u]), texts, everything)
     assert (updates, counts) == ((0, 0) if secure else (3 * config.rounds, 3))
 
 
