@@ -39,7 +39,8 @@ def config(tools):
     return replace(tools.config, clients=4, per_round=4, rounds=2, epochs=1, method="scaffold+fixed_point")
 
 
-METHODS = ["fedavg", "scaffold", "fedncv-sums"]
+SLOW = pytest.mark.slow
+METHODS = [pytest.param("fedavg", marks=SLOW), "scaffold", "fedncv-sums"]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -75,7 +76,16 @@ def two_are_enough(monkeypatch):
 # ---- drop-outs --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize(
+    "stage",
+    [
+        pytest.param("keys", marks=SLOW),
+        pytest.param("shares", marks=SLOW),
+        "masked",
+        pytest.param("confirm", marks=SLOW),
+        "unmask",
+    ],
+)
 def test_a_client_that_drops_out_at_a_stage_keeps_its_old_memory_unless_it_was_summed(stage, by_hand, tools, config):
     """In round 2 of 3; in round 3 it is back. What it kept follows the last round that counted it."""
     config = replace(config, clients=3, per_round=3, rounds=3)
@@ -88,7 +98,16 @@ def test_a_client_that_drops_out_at_a_stage_keeps_its_old_memory_unless_it_was_s
     assert rows[2].get("absent") == ([1] if absent else None)
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize(
+    "stage",
+    [
+        pytest.param("keys", marks=SLOW),
+        pytest.param("shares", marks=SLOW),
+        "masked",
+        pytest.param("confirm", marks=SLOW),
+        "unmask",
+    ],
+)
 def test_fewer_than_the_threshold_stop_the_run_and_it_ends_as_if_they_had_not(stage, by_hand, tools, config):
     config = replace(config, clients=3, per_round=3)
     rules = replace(FAST, stage_seconds=0.5, round_seconds=0.5)
@@ -155,7 +174,16 @@ def test_a_server_or_client_that_dies_at_any_write_goes_on_as_if_it_had_not(by_h
         assert tools.compare(state, reference) == "equal", (name, k)
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize(
+    "stage",
+    [
+        pytest.param("keys", marks=SLOW),
+        pytest.param("shares", marks=SLOW),
+        "masked",
+        pytest.param("confirm", marks=SLOW),
+        pytest.param("unmask", marks=SLOW),
+    ],
+)
 def test_a_server_killed_in_a_stage_goes_on_with_it(stage, by_hand, tools, config):
     """Client 1 has answered, and its reply is lost with the server; its secrets and its vector stay the same."""
     config = replace(config, clients=3, per_round=3)
