@@ -277,6 +277,15 @@ def test_a_list_that_cannot_be_is_not_signed(survivors, match, code):
     refused(clients, 0, "confirm", request, match, code)
 
 
+def test_a_list_without_enough_of_a_client_s_own_share_holders_is_not_signed():
+    """Nine clients with four neighbours each; the list has five of them, and of client 0's neighbours nobody."""
+    clients = Clients(9)
+    round = clients.run(begin(clients, neighbours=4), until="confirm")
+    mine = client.graph_of(round.session, round.keys)[0]
+    lie = round._replace(survivors=tuple(u for u in range(9) if u not in mine))
+    refused(clients, 0, "confirm", server.request(lie, 0), "1 share holders stay, and 3 are needed", "few")
+
+
 def test_unmasking_needs_the_signatures_of_a_threshold_on_the_list_that_was_signed():
     clients = Clients(5)
     round = clients.run(begin(clients), until="unmask")
