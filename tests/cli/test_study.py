@@ -82,7 +82,7 @@ def test_tuning_is_frozen_before_the_reported_seeds_begin(tmp_path, capsys):
     assert study(out, "--seeds", "1", "--tune") == 2  # another grid after the fact
     assert "another protocol (tuning" in capsys.readouterr().err
     assert main(["report", str(out)]) == 0
-    assert "Learning rates, tuned" in (out / "report.html").read_text()
+    assert "All 4 trials" in (out / "report.html").read_text()
 
 
 @pytest.mark.parametrize(("words", "rates"), [([], {"fedper": 0.03}), (["--lr", "0.2"], {}), (["--tune"], {})])
@@ -112,7 +112,8 @@ def test_a_dry_run_says_what_it_costs_and_leaves_nothing(tmp_path, capsys, monke
     monkeypatch.setenv("FEDNCV_DATA", str(tmp_path / "none"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    words = ["--methods", "fedavg", "--seeds", "2", "--dry-run", "--tune", "--tuning-seeds", "1"]
+    words = ["--methods", "fedavg", "--seeds", "2", "--dry-run", "--tune", "--tuning-trials", "3"]
+    words += ["--tuning-seeds", "1"]
     assert main(["study", "smoke", *QUICK, *words]) == 0
     text = capsys.readouterr().out
     assert "2 runs, 3 more for tuning" in text

@@ -22,7 +22,7 @@ from fedncv.studies import (
 )
 from fedncv.studies.cells import check_study
 from fedncv.studies.cost import expected_samples, measured_samples
-from fedncv.studies.tuning import choose, score
+from fedncv.studies.tuning import choose, score, trial_cells
 from fedncv.study import FILE, Cell, Study, Tuning, extend, read_study, to_toml
 
 
@@ -185,7 +185,7 @@ def test_tuning_by_a_metric_knows_which_way_is_better(tmp_path):
 def test_tuning_gives_every_method_the_same_runs_on_other_seeds(study):
     tuned = replace(study, tuning=Tuning((0.01, 0.1), (1000, 1001)))
     assert len(tuned.untuned()) == 4
-    cells = [cell for key in tuned.untuned() for lr in (0.01, 0.1) for cell in tuned.tuning_cells(*key, lr)]
+    cells = trial_cells(tuned)
     assert len({cell.folder for cell in cells}) == len(cells) == 4 * 2 * 2
     assert not {cell.config.seed for cell in cells} & {cell.config.seed for cell in tuned.cells()}
     assert str(cells[0].folder) == "tuning/mnist/lr-0.01/fedavg-seed1000"
@@ -240,8 +240,7 @@ def test_every_variant_has_a_line_of_its_own_in_the_costs_with_its_tuning(study,
         variants={"iid": {"partition": "iid"}, "few": {"per_round": 1}},
         tuning=Tuning(seeds=(1000,)),
     )
-    trials = [c for key in varied.untuned() for lr in varied.tuning.grid for c in varied.tuning_cells(*key, lr)]
-    lines = cost.costs(varied.cells() + trials)
+    lines = cost.costs(varied.cells() + trial_cells(varied))
     assert [line[:3] for line in lines] == [(f"digits/{v}", m, 5) for v in ("iid", "few") for m in varied.methods]
 
 

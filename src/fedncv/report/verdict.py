@@ -90,7 +90,9 @@ def _alone(results: Results, table: MainTable) -> str:
     (method,) = results.methods
     said = []
     for column in results.columns:
-        entries = [(metric, table.entries[column.name, metric, method].ours) for metric in METRICS]
+        entries = [
+            (metric, table.entries[column.name, metric, method].ours) for metric in METRICS if metric in column.shown
+        ]
         found = [f"{spread(ours, table.score)}{table.score.unit} {metric}" for metric, ours in entries if ours]
         said += [f"{column.title}: {' and '.join(found)} local training"] if found else []
     return f"{names.method(method)}, {table.score.name} on {'; '.join(said)}." if said else "Nothing is measured yet."

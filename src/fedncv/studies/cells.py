@@ -24,7 +24,7 @@ def check_study(study: Study) -> None:
 def anchored_study(study: Study) -> Study:
     """Check the study, and return it as it works from anywhere: with absolute paths and the folder of own modules."""
     study.check()
-    configs = {(cell.config.data, cell.config.method): cell.config for cell in study.cells()}
+    configs = {(cell.config.data, cell.method): cell.config for cell in study.cells()}
     found = [anchored(config).code_dir for config in configs.values()]
     return replace(
         study,
@@ -42,7 +42,7 @@ def prepare(out: Path, cells: list[Cell]) -> list[Path]:
     same round. A run that has started keeps its own device and engine, even if the study's have changed.
     """
     left = []
-    for folder, planned in cells:
+    for folder, planned, _ in cells:
         path, config = out / folder, replace(planned, code=code_of(planned))
         if is_run(path):
             found = read_config(path)
