@@ -1,8 +1,10 @@
 """Studies as values and files: which runs, where, and what may be added to them."""
 
 import json
+import re
 import tarfile
 import tomllib
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,6 +55,26 @@ def test_the_papers_grids():
     protocol = Settings()
     for each in (table1, fig3):
         assert replace(each.settings, eval_every=protocol.eval_every) == protocol
+
+
+def test_table_1_has_its_controls_ten_seeds_on_two_datasets_and_five_on_the_others():
+    table1 = STUDIES["table1"]()
+    extras = [method for method in table1.methods if method.endswith("+average+blend")]
+    assert [method.partition("+")[0] for method in extras] == ["fedavg", "fedavgm", "scaffold:weights=samples"]
+    assert "feddyn+prior" in table1.methods
+    runs = Counter(cell.config.data for cell in table1.cells())
+    assert {data: number / len(table1.methods) for data, number in runs.items()} == {
+        "cifar10": 10, "cifar100": 10, "tiny_imagenet": 5, "emnist": 5, "fashion_mnist": 5, "mnist": 5,
+    }  # fmt: skip
+    assert set(table1.transfers.values()) == {"cifar100", "fashion_mnist"}
+
+
+def test_methods_of_studies_are_there_and_the_ablation_has_rates_on_every_dataset():
+    for make in STUDIES.values():
+        assert {re.split(r"[:+]", method)[0] for method in make().methods} <= set(METHODS)
+    ablation = STUDIES["ablation"]()
+    assert set(ablation.lr) == set(ablation.datasets)
+    assert len(ablation.seeds) == 5
 
 
 def test_learning_rates_are_those_that_tuning_chose_for_table_1():

@@ -55,7 +55,8 @@ FILE_KEYS: dict[str, type] = {  # of --config, besides the settings
 class Arguments(Settings):
     """Run a study: datasets x methods x seeds, each once. The same command again resumes it.
 
-    Studies: table1, fig1, fig2, fig3, table2, ablation, robustness, and smoke (quick, on the built-in digits).
+    Studies: table1, fig1, fig2, fig3, table2, ablation, robustness, resnet18, unseen, and smoke (quick, on the
+    built-in digits).
     """
 
     name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
@@ -65,7 +66,8 @@ class Arguments(Settings):
     methods: tuple[str, ...] = ()
     """One or more methods, with optional knobs."""
     seeds: int = 1
-    """Number of seeds: 5 runs seeds 0 to 4. A larger number later runs only the missing seeds."""
+    """Number of seeds: 5 runs seeds 0 to 4. A larger number later runs only the missing seeds. 0: the study's own
+    numbers, if its datasets have several."""
     clients: tuple[int, ...] = ()  # type: ignore[assignment]  # several make a column each
     """Number of clients. Each of several numbers is a column, and per_round grows in proportion."""
     tune: bool = False
@@ -190,7 +192,7 @@ def _defaults(study: Study, values: dict[str, Any], path: str) -> Arguments:
         "clients": study.clients or (study.settings.clients,),
         "datasets": study.datasets,
         "methods": study.methods,
-        "seeds": len(study.seeds),
+        "seeds": 0 if study.num_seeds else len(study.seeds),
     }
     return Arguments(**vars(settings) | defaults | found | {"data": ""}, name=study.name)
 
@@ -212,7 +214,8 @@ def _check_seeds(argv: list[str]) -> None:
 
 def _asked(study: Study, arguments: Arguments) -> Study:
     """Return the study with the values of the options in place."""
-    if arguments.seeds < 1:
+    own = not arguments.seeds and bool(study.num_seeds)
+    if arguments.seeds < 1 and not own:
         raise ValueError(f"--seeds, the number of seeds, must be at least 1, not {arguments.seeds}")
     for name in ("seeds", "tuning_seeds"):
         if (number := getattr(arguments, name)) > MOST_SEEDS:
@@ -227,13 +230,13 @@ def _asked(study: Study, arguments: Arguments) -> Study:
     if arguments.engine != "ray":  # the runs are those of one machine, wherever they train
         settings["cluster"] = ""
     tuning = _tuning(study, arguments)
-    num_seeds = study.num_seeds if arguments.seeds == len(study.seeds) else {}
+    num_seeds = study.num_seeds if own else {}
     return replace(
         study,
         settings=Settings(**settings),
         datasets=arguments.datasets,
         methods=arguments.methods,
-        seeds=tuple(range(arguments.seeds)),
+        seeds=study.seeds if own else tuple(range(arguments.seeds)),
         clients=arguments.clients if several else (),
         tuning=tuning,
         num_seeds={data: number for data, number in num_seeds.items() if data in arguments.datasets},
@@ -256,7 +259,7 @@ def _tuning(study: Study, arguments: Arguments) -> Tuning | None:
     seeds = tuple(range(1000, 1000 + arguments.tuning_seeds))
     tuning = Tuning(
         arguments.tuning_lr, seeds, arguments.tune_by, 0 if arguments.tuning_lr else arguments.tuning_trials,
-        arguments.tuning_rounds, arguments.tuned_on or _transfers(study, arguments.datasets),
+        arguments.tuning_rounds, arguments.tuned_on or _transfers(study, arguments),
     )  # fmt: skip
     for lr in tuning.grid:
         if not 0 < lr < math.inf:
@@ -266,9 +269,12 @@ def _tuning(study: Study, arguments: Arguments) -> Tuning | None:
     return tuning
 
 
-def _transfers(study: Study, datasets: tuple[str, ...]) -> tuple[str, ...]:
+def _transfers(study: Study, arguments: Arguments) -> tuple[str, ...]:
     """Return the study's own transfers of tuned settings between the datasets that are asked for."""
-    return tuple(f"{data}={other}" for data, other in study.transfers.items() if {data, other} <= set(datasets))
+    if len(arguments.clients) > 1 or study.variants:  # columns are not datasets
+        return ()
+    datasets = set(arguments.datasets)
+    return tuple(f"{data}={other}" for data, other in study.transfers.items() if {data, other} <= datasets)
 
 
 def _all_cells(study: Study) -> list[Cell]:

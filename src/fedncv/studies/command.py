@@ -14,7 +14,8 @@ def command(study: Study) -> str:
     for name in ("datasets", "methods"):
         if getattr(study, name) != getattr(plain, name):
             words += [f"--{name}", *getattr(study, name)]
-    if study.seeds != plain.seeds or (study.num_seeds != plain.num_seeds and not study.num_seeds):
+    theirs = {data: number for data, number in plain.num_seeds.items() if data in study.datasets}
+    if study.seeds != plain.seeds or study.num_seeds != theirs:
         words += ["--seeds", str(len(study.seeds))]
     if _clients(study) != _clients(plain):
         words += ["--clients", *map(str, _clients(study))]
