@@ -524,6 +524,11 @@ def _pooled(group: list[tuple[Read, Column]]) -> tuple[dict[str, list[Run]], dic
     return pooled, renamed
 
 
+def same_protocol(runs: list[Run]) -> bool:
+    """Return whether the runs have equal settings, but for the seed, the method's name and the machine."""
+    return not _differing(runs)
+
+
 def _agree(runs: list[Run]) -> bool:
     """Return whether the runs are seeds of one method with equal settings, and equal if they have one seed."""
     rows = {run.config.seed: run.rows for run in runs}

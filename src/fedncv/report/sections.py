@@ -14,6 +14,7 @@ from fedncv.report import names, series, tuning
 from fedncv.report import repeat as repeating
 from fedncv.report.findings import findings
 from fedncv.report.gather import Column, Results, Source
+from fedncv.report.reruns import reruns
 from fedncv.report.table import Entry, MainTable
 from fedncv.report.verdict import AGREES, DIFFERS, PARTLY, Claim, headline
 from fedncv.results import CONFIG, MACHINE, METRICS, TIMING, Score
@@ -62,12 +63,20 @@ def apart(results: Results) -> list[str]:
         f"<b>{escape(source.label)}</b> ({escape(', '.join(_methods_of(results, source)))})"
         for source in results.sources
     )
-    if not results.apart:
+    if not results.apart and not reruns(results):
         return [f"Side by side: {folders}. Their settings are equal, so seeds of one method are pooled."]
     items = "".join(f"<li>{escape(each)}</li>" for each in results.apart)
+    noise = "".join(f"<li>{escape(each.words(results.score))}</li>" for each in reruns(results))
+    if noise:
+        noise = (
+            f"The same seeds with the same settings, run twice (on another machine, engine or layers):<ul>{noise}</ul>"
+        )
+    if not items:
+        return [f"Side by side: {folders}. Their settings are equal, but not the numbers of equal seeds.", noise]
     return [
+        noise,
         f"Side by side: {folders}. They differ in:<ul>{items}</ul>A method with different settings has a row for each "
-        "folder; different data or partitions have their own columns."
+        "folder; different data or partitions have their own columns.",
     ]
 
 
