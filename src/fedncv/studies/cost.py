@@ -15,7 +15,7 @@ from fedncv.engine.problem import State, build, start
 from fedncv.engine.protocol import Engine
 from fedncv.engine.sequential import one_thread
 from fedncv.results import is_run, read_run
-from fedncv.study import Cell
+from fedncv.study import TUNING, Cell
 
 USUAL = 50_000  # assumed samples of a dataset that cannot be loaded here
 
@@ -134,7 +134,8 @@ def costs(cells: list[Cell]) -> list[Line]:
                 cost = calibrate([replace(config, seed=seed) for seed in seeds])
         except (ValueError, ArithmeticError, OSError) as error:  # no GPU here, no memory for it, diverged
             why = str(error)
-        lines.append((first.folder.parent.as_posix(), first.method, 1 + len(others), cost, why))
+        where = first.folder.parent.parent if first.folder.parts[0] == TUNING else first.folder.parent
+        lines.append((where.as_posix(), first.method, 1 + len(others), cost, why))
     return lines
 
 
