@@ -26,7 +26,7 @@ EXTRAS = (
 # Rivals of later years, in the table as soon as they are among the methods
 RIVALS = tuple(
     name
-    for name in ("fedrod", "ditto", "fedbabu", "fedpac", "pfedfda", "knn-per", "fedala", "feddbe")
+    for name in ("fedrod", "ditto", "fedbabu", "fedpac", "pfedfda", "knnper", "fedala", "feddbe")
     if name in METHODS
 ) + (("fedavg+finetune",) if "finetune" in SWITCHES else ())
 # Learning rates chosen by `fedncv study table1 --tune` (docs/results/table1.tar.xz), if not the protocol's 0.01
