@@ -178,6 +178,9 @@ class Settings:
     """Samples that arrive during training: arrivals:start=0.1,rate=0.01,order=by_class; empty: all at the start."""
     clients: int = setting(100, "protocol", "paper")
     """Number of clients, at least 1."""
+    unseen: float = setting(0.0, "protocol", simulation_only="a client that never trains does not join")
+    """Share of the clients that never train, at least 0 and below 1. They are scored beside the others, before and
+    after their own local training from the current model (docs/runs.md)."""
     test_share: float = setting(0.25, "protocol", "own", "samples")
     """Share of each client's samples kept for testing, at least 0 and below 1."""
     model: str = setting("lenet5", "protocol")
@@ -300,6 +303,7 @@ class RunConfig(Settings):
         ranges: list[tuple[bool, str, str]] = [
             (0 <= self.seed < 2**64, "seed", "from 0 to 2^64 - 1"),
             (self.clients >= 1, "clients", "at least 1"),
+            (0 <= self.unseen < 1, "unseen", "at least 0 and below 1"),
             (0 <= self.test_share < 1, "test_share", "at least 0 and below 1"),
             (self.rounds >= 0, "rounds", "at least 0"),
             (self.per_round >= 1, "per_round", "at least 1"),
@@ -325,6 +329,17 @@ class RunConfig(Settings):
             raise ValueError(
                 f"per_round is {self.per_round}, but there are {self.clients} clients: "
                 f"draw at most {self.clients}, or raise clients"
+            )
+        never = round(self.unseen * self.clients)
+        if self.unseen and not 0 < never < self.clients:
+            raise ValueError(
+                f"unseen is {self.unseen:g}, which is {'no client' if not never else 'all clients'} of {self.clients}; "
+                f"use at least {1 / self.clients:.2g} and less than 1"
+            )
+        if self.per_round > self.clients - never:
+            raise ValueError(
+                f"per_round is {self.per_round}, but with unseen {self.unseen:g} only {self.clients - never} of "
+                f"{self.clients} clients train: draw at most so many, or raise clients"
             )
         if missing := {n: [getattr(self, n)] for n in OBJECTS if own_object(getattr(self, n)) and n not in custom}:
             raise ValueError(objects_wanted(missing))

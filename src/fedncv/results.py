@@ -35,6 +35,7 @@ LOWER_IS_BETTER = ("log_loss", "brier", "ece", "rmse", "mae")  # of the built-in
 ROW_BEGINS = b'{"round": '
 PER_CLIENT = "_clients"  # suffix of a metric that is a list with one number per client
 STANDARD_ERROR = "_standard_error"  # suffix of a score's standard error, if a sample of the clients was scored
+UNSEEN = "unseen_"  # before the name of a score or metric of clients that never train
 NO_NUMBERS = {  # other values that are not numbers; dictionaries hold a federation's reasons by client
     "failed": str, "stopped": str, "score_name": str, "skipped": list, "sizes": list, "counted": list, "absent": list,
     "barred": dict, "refused": dict, "clipped": dict,
@@ -512,7 +513,7 @@ def metrics_of(runs: list[Run]) -> list[str]:
     clients in that mean) and before_NAME_clients; the same with after_.
     """
     end = "_defined"
-    names = [key for run in runs for row in run.rows for key in row if key.endswith(end)]
+    names = [key for run in runs for row in run.rows for key in row if key.endswith(end) and not key.startswith(UNSEEN)]
     return list(dict.fromkeys(name.removesuffix(end).partition("_")[2] for name in names))
 
 

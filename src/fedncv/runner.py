@@ -21,7 +21,7 @@ from fedncv.data import holdings, prior_accuracy
 from fedncv.engine import gradients
 from fedncv.engine.arithmetic import arithmetic
 from fedncv.engine.choose import common, engine_for
-from fedncv.engine.evaluate import sampled
+from fedncv.engine.evaluate import groups, sampled
 from fedncv.engine.problem import DivergedError, Problem, State, build
 from fedncv.engine.protocol import Engine
 from fedncv.engine.sequential import one_thread
@@ -88,7 +88,8 @@ class LiveRun:
         if self._journal is not None:
             config = self.problem.config
             held = holdings(self.problem.dataset, *self.problem.clients)
-            words = {"data": config.data, "partition": config.partition, "seed": config.seed}
+            words: Row = {"data": config.data, "partition": config.partition, "seed": config.seed}
+            words |= {"unseen": config.unseen} if config.unseen else {}
             self._journal.begin(engine, layers, why, words | held)
         if self.folder is not None:
             self._heart = heartbeat.Heart(self.folder)
@@ -284,16 +285,21 @@ def measure(engine: Engine, config: RunConfig, states: list[State]) -> list[Row]
 def floor(problem: Problem) -> Row:
     """Return the accuracy of predicting each client's majority class, or the score's name if it is not an accuracy.
 
-    It is that of the clients that are scored.
+    It is that of the clients that are scored; there is another one for clients that never train.
     """
     if problem.task.score_name != ACCURACY:
         return {"score_name": problem.task.score_name}
     labels = problem.dataset.y
     if labels.is_floating_point() or labels.dim() != 1:
         return {}
-    clients = problem.clients if problem.sample is None else problem.clients.only(problem.sample)
-    accuracy = prior_accuracy(labels.cpu().numpy(), clients, problem.dataset.num_classes)
-    return {} if math.isnan(accuracy) else {"label_prior": accuracy}
+    row: Row = {}
+    for group in groups(problem):
+        clients = problem.clients
+        if len(group.ids) < len(clients.train):
+            clients = clients.only(group.ids)
+        accuracy = prior_accuracy(labels.cpu().numpy(), clients, problem.dataset.num_classes)
+        row |= {} if math.isnan(accuracy) else {f"{group.prefix}label_prior": accuracy}
+    return row
 
 
 # ---- runs in folders -------------------------------------------------------------------------------------

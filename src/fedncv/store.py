@@ -3,7 +3,7 @@
     config.toml         all settings, including the defaults
     metrics.jsonl       one row per round, append-only, without clock times: equal runs give equal bytes
     timing.jsonl        the duration of each round, the layers it was trained in, and when more rounds were planned
-    machine.jsonl       date, machine, versions, engine and layers, a line for every start and resume
+    machine.jsonl       date, machine, versions, engine, layers and resolved method, a line for every start and resume
     partition.json      samples of each class at each client, for the report; of a study it is in the column's folder
     status.json         what the training process last said of itself, for `fedncv watch`; no result depends on it
     state.safetensors   the latest checkpoint: written to a new file, flushed, renamed; no pickle is ever loaded
@@ -255,6 +255,7 @@ class Journal:
         now = datetime.now(UTC).isoformat(timespec="seconds")
         words = {"date": now, "round": self._complete[0].round, "engine": engine, "layers": layers}
         words |= {"why": why} if why else {}
+        words["method"] = _in_full(self._config.method)  # with every knob, also those of its parts and defaults
         append(self._folder, MACHINE, sealed(words | {"device": self._config.device} | facts(self._config.device)))
         if not any((folder / PARTITION).exists() for folder in (self._folder, self._folder.parent)):
             write_atomically(self._folder / PARTITION, json.dumps(sealed(partition)).encode(), name="partition")

@@ -20,12 +20,15 @@ from fedncv.results import (
 )
 
 WHEN = ("before", "after")
-SCORES = ("before", "after", "before_client_mean", "before_worst_decile")
+SCORES = ("before", "after", "unseen_before", "unseen_after", "before_client_mean", "before_worst_decile")
+UNSEEN_SCORES = ("unseen_before", "unseen_after")  # of clients that never train
 WIDE = 120  # characters; a narrower terminal does not show the columns in SPARED
 SPARED = ("before_client_mean", "gradients")
 COLUMNS = {
     "before": "before",
     "after": "after",
+    "unseen_before": "unseen before",
+    "unseen_after": "unseen after",
     "before_client_mean": "client mean",
     "before_worst_decile": "worst decile",
     "samples": "samples",
@@ -40,6 +43,8 @@ def print_table(runs: list[Run]) -> None:
     finished = [run for run in runs if run.status == "finished"]
     console = Console() if Console().is_terminal else Console(width=140)
     columns = {name: head for name, head in COLUMNS.items() if console.width >= WIDE or name not in SPARED}
+    if not any(run.last(name) is not None for run in finished for name in UNSEEN_SCORES):
+        columns = {name: head for name, head in columns.items() if name not in UNSEEN_SCORES}
     table = Table(title=_title(runs), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("method", overflow="fold")
     table.add_column("seeds", justify="right")
@@ -112,7 +117,7 @@ def _cell(name: str, values: list[Any], score: Score) -> str:
 
 def _error(name: str, runs: list[Run]) -> str:
     """Return the standard error of a score that comes from scoring a sample of the clients; empty if all were."""
-    error = sampling_error(runs, name) if name in WHEN else None
+    error = sampling_error(runs, name) if name in (*WHEN, *UNSEEN_SCORES) else None
     return "" if error is None else f" (s.e. {runs[0].score.show(error, 1)})"
 
 

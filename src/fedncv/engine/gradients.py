@@ -60,7 +60,7 @@ class Standing(NamedTuple):
 def of_run(problem: Problem, state: State) -> Gradients:
     """Measure one client after the other; every engine's ``gradients`` returns the same."""
     problem = problem.at(state.round)
-    holders = np.flatnonzero(problem.clients.sizes)
+    holders = problem.holders
     return collected(problem, [of_client(problem, state.round, a) for a in arrivals(problem, state, holders)])
 
 
@@ -82,7 +82,7 @@ def _inputs(problem: Problem) -> Inputs:
 def collected(problem: Problem, found: Iterable[Moments]) -> Gradients:
     """Combine the moments of the clients with samples, in the order of their ids, to those of all clients."""
     num_clients, layout = problem.federation.num_clients, problem.model.layout
-    holders = torch.from_numpy(np.flatnonzero(problem.clients.sizes)).to(problem.model.start_P.device)
+    holders = torch.from_numpy(problem.holders).to(problem.model.start_P.device)
     mean_NP = problem.model.start_P.new_zeros(num_clients, layout.num_parameters)
     spread_NL = mean_NP.new_zeros(num_clients, len(layout.names), dtype=torch.float64)
     done = 0

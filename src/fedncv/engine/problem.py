@@ -7,11 +7,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedncv.config import RunConfig, short_name
 from fedncv.data import STREAMS, Clients, Dataset, Stream, check_samples, divide, load, split, standardised
 from fedncv.data.owners import grouped
+from fedncv.data.unseen import num_unseen, order
 from fedncv.engine import sampling
 from fedncv.engine.arithmetic import check_precision, low_precision
 from fedncv.engine.check import check, check_sgd
@@ -48,14 +50,15 @@ class Problem(NamedTuple):
     stream: Stream | None = None  # if clients receive samples during training
     metrics: tuple[Metric, ...] = ()
     plain: Model | None = None  # the model with torch's layers, if ``model`` has compiled ones
-    sample: sampling.Ids | None = None  # clients that are scored; None: all
+    sample: sampling.Ids | None = None  # clients that train and are scored; None: all of them
+    guests: sampling.Ids | None = None  # clients that never train and are scored; None: there are none
 
     def at(self, round: int) -> "Problem":
         """Return the problem of a round: with a stream, clients hold the samples that have arrived by then."""
         if self.stream is None:
             return self
         clients = self.clients._replace(train=self.stream.visible(round))
-        sizes = clients.sizes.astype(np.float64)
+        sizes = clients.sizes[: self.federation.num_clients].astype(np.float64)
         return self._replace(
             clients=clients,
             federation=self.federation._replace(sizes_N=torch.from_numpy(sizes)),
@@ -70,8 +73,19 @@ class Problem(NamedTuple):
 
     @property
     def scored(self) -> sampling.Ids:
-        """The clients with test samples, or the sample of them that is scored."""
-        return np.flatnonzero(self.clients.test_sizes) if self.sample is None else self.sample
+        """The clients with test samples, or the sample of them that is scored; then those that never train."""
+        own = np.flatnonzero(self.member_test_sizes) if self.sample is None else self.sample
+        return own if self.guests is None else np.concatenate([own, self.guests])
+
+    @property
+    def member_test_sizes(self) -> NDArray[np.int64]:
+        """Test samples of each client that trains: clients 0 to n - 1 (``data.unseen``)."""
+        return self.clients.test_sizes[: self.federation.num_clients]
+
+    @property
+    def holders(self) -> sampling.Ids:
+        """The clients that train and have training samples."""
+        return np.flatnonzero(self.clients.sizes[: self.federation.num_clients])
 
     @property
     def buffer_rule(self) -> str | BufferRule:
@@ -175,9 +189,13 @@ def build(
     if clients is None:
         parts = divide(dataset, config.partition, num_clients=config.clients, seed=config.seed)
         clients = split(parts, config.test_share, config.seed)
-    dataset = standardised(dataset, clients)
     clients = Clients(grouped(clients.train), grouped(clients.test))
-    num_clients = len(clients.train)
+    num_clients = len(clients.train) - num_unseen(config.unseen, len(clients.train))
+    members = clients
+    if config.unseen:
+        clients = clients.only(order(config.seed, config.unseen, len(clients.train)))
+        members = clients.only(np.arange(num_clients))
+    dataset = standardised(dataset, members)
     dtype = torch.float64 if config.dtype == "float64" else torch.float32
     dataset = dataset._replace(x=dataset.x.to(device), y=dataset.y.to(device))
     example = dataset.inputs(torch.arange(min(2, len(dataset.x))), dtype)
@@ -185,7 +203,7 @@ def build(
     made = Model(model or find_model(config.model), example, dataset.num_classes, config.seed, dtype, low)
     task = task or find_task(config.task)
     _try_task(short_name(config.task), task, made, dataset, dtype)
-    sizes = clients.sizes.astype(np.float64)
+    sizes = members.sizes.astype(np.float64)
     federation = Federation(
         num_clients=num_clients,
         per_round=config.per_round,
@@ -194,7 +212,7 @@ def build(
         num_classes=dataset.num_classes,
         layout=made.layout,
         key=key_for(config.seed, "server start"),
-        label_counts=partial(_label_counts, dataset, clients),
+        label_counts=partial(_label_counts, dataset, members),
     )
     rates_N = np.linspace(config.availability, 1.0, num_clients)
     stream = None
@@ -227,13 +245,39 @@ def build(
         _inclusion(config, sizes, rates_N),
         stream,
         measured,
-        sample=sample(config.seed, clients.test_sizes, config.eval_clients),
+        sample=sample(config.seed, members.test_sizes, config.eval_clients),
+        guests=_guests(config, clients, num_clients) if config.unseen else None,
     )
     if given["method"] is not None or is_own(config.method):
         _try_method(problem)
+    if config.unseen:
+        _check_guests(problem)
     if made.layout.body.stop == made.layout.num_parameters:  # nothing to train in the head: can the method start?
         keeps(problem.at(0), start(problem), 0)
     return problem
+
+
+def _guests(config: RunConfig, clients: Clients, num_members: int) -> sampling.Ids:
+    """Return the clients that never train and are scored: those with test samples, or a sample of them."""
+    test_sizes = clients.test_sizes[num_members:]
+    drawn = sample(config.seed, test_sizes, config.eval_clients, purpose="scored unseen clients")
+    return num_members + (np.flatnonzero(test_sizes) if drawn is None else drawn)
+
+
+def _check_guests(problem: Problem) -> None:
+    """Raise ValueError if the method has no message for a client that never trains."""
+    federation, method, model = problem.federation, problem.method, problem.model
+    server = method.init(model.start_P.cpu(), federation)
+    ids_S = torch.tensor([federation.num_clients])
+    try:
+        for broadcast in filter(None, (method.broadcast, method.hand_out)):
+            broadcast(server, ids_S)
+    except IndexError as error:
+        raise ValueError(
+            f"unseen is {problem.config.unseen:g}, but {short_name(problem.config.method)} has no message for a client "
+            f"that never trains ({error}): such clients have the numbers {federation.num_clients} and above; let "
+            "broadcast give them what a client gets that was never drawn, or use unseen 0"
+        ) from None
 
 
 def _label_counts(dataset: Dataset, clients: Clients) -> Tensor:

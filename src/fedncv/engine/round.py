@@ -29,13 +29,14 @@ RESERVED = (
     "pooled_standard_error",
     "scored_clients",
     "scored_of",
+    "unseen",
     "label_prior",
     "score_name",
     "skipped",
     "failed",
     "stopped",
 )  # names of a row beside those of `settle`
-MEASURED = ("before", "after", "variance")
+MEASURED = ("before", "after", "unseen_", "variance")
 
 
 class Draw(NamedTuple):

@@ -172,7 +172,7 @@ class StackedEngine:
     def scoring(self, ids: Ints) -> Self:
         """Return an engine that scores these clients of every run."""
         other = copy.copy(self)
-        other.problems = [problem._replace(sample=ids) for problem in self.problems]
+        other.problems = [problem._replace(sample=ids, guests=None) for problem in self.problems]
         return other
 
     # ---- rounds ----------------------------------------------------------------------------------------
@@ -483,7 +483,7 @@ class StackedEngine:
             if self.name == "stacked":
                 raise CannotStackError(mixing_layer(problem.model, self.model, example))
             self._models = self._models._replace(padded=None)
-        ids = np.argsort(-problem.clients.sizes, kind="stable")[:2]
+        ids = np.argsort(-problem.clients.sizes[: problem.federation.num_clients], kind="stable")[:2]
         arrived = self.arrive([start(each) for each in self.problems], self._of_the_first_run(ids))
         self.train(arrived, self.trial_plan(arrived.rows, 1))
 

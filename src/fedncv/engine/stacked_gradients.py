@@ -6,7 +6,6 @@ personal head, personal statistics), they are measured one after the other.
 
 from collections.abc import Iterator, Sequence
 
-import numpy as np
 import torch
 
 from fedncv.engine.asking import asking
@@ -25,7 +24,7 @@ def gradients(engine: StackedEngine, states: Sequence[State]) -> Iterator[Gradie
 
 def _of_run(engine: StackedEngine, states: Sequence[State], j: int) -> Gradients:
     problem = engine.problems[j]
-    holders = np.flatnonzero(problem.clients.sizes)
+    holders = problem.holders
     groups = [holders[i : i + GROUP] for i in range(0, len(holders), GROUP)]
     return collected(problem, (each for ids in groups for each in of_clients(engine, states, j, ids)))
 

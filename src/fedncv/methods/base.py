@@ -25,6 +25,7 @@ round, N all clients.
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
 from fedncv.flat import Mode, Model
@@ -47,7 +48,7 @@ from fedncv.tree import leaves, row
 __all__ = [
     "Ask", "Batch", "BufferRule", "Client", "Federation", "Method", "Notes", "Phase", "Prediction", "Replies",
     "ServerAsk", "Step", "Stepped", "Sums", "Totals", "Weight", "Work", "aggregate", "combined", "field_of", "for_all",
-    "moved_by", "sums_from_totals", "sums_of", "take_step", "totals_of",
+    "moved_by", "rows_at", "sums_from_totals", "sums_of", "take_step", "totals_of",
     "weighted_sum",
 ]  # fmt: skip
 
@@ -222,6 +223,12 @@ def take_step(method: Method, ask: ServerAsk, server: Any, given: Any) -> Steppe
 def moved_by(server: Any, move_P: Tensor, **changes: Any) -> Stepped:
     """Return the step x <- x - move of a server with the field ``x_P``; ``changes`` sets other fields."""
     return Stepped(server._replace(x_P=server.x_P - move_P, **changes), move_P)
+
+
+def rows_at(table_N: Tensor, ids_S: Tensor, other: Tensor | float) -> Tensor:
+    """Return the rows of these clients; ``other`` for clients that never train, which are in no table (``unseen``)."""
+    known_S = (ids_S < len(table_N)).view(-1, *[1] * (table_N.dim() - 1))
+    return torch.where(known_S, table_N[ids_S.clamp(max=len(table_N) - 1)], other)
 
 
 def for_all(x: Tensor, ids_S: Tensor) -> Tensor:

@@ -13,15 +13,16 @@ from fedncv.files import is_intact, parse
 from fedncv.report import names
 from fedncv.report.gather import Column, Results, seconds
 from fedncv.report.table import write_csv
-from fedncv.results import PER_CLIENT, STANDARD_ERROR, Run
+from fedncv.results import PER_CLIENT, STANDARD_ERROR, UNSEEN, Run
 from fedncv.study import PARTITION
 
 QUANTILES = (5, 25, 50, 75, 95)
 CURVES = (
     "before", "after", "before_client_mean", "before_worst_decile", "after_client_mean", "after_worst_decile",
-    "pooled", "loss",
+    "pooled", "unseen_before", "unseen_after", "unseen_pooled", "loss",
 )  # fmt: skip
 SCORES = tuple(name for name in CURVES if name != "loss")  # these have the unit of the score
+MORE = ("before_", "after_", f"{UNSEEN}before_", f"{UNSEEN}after_")  # begin the names of other metrics
 DEFINED = "_defined"  # suffix of the number of clients for which a metric is defined
 MOST_BEGUN = 60  # unfinished runs that are drawn in one column
 MOST = 13  # methods that a reader can distinguish in one figure

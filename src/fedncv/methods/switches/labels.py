@@ -24,7 +24,19 @@ import torch
 from torch import Tensor
 
 from fedncv.estimators import Slopes, no_slopes, observe_labels, predicted, slopes
-from fedncv.methods.base import Ask, Batch, Federation, Method, ServerAsk, Stepped, Work, combined, field_of, sums_of
+from fedncv.methods.base import (
+    Ask,
+    Batch,
+    Federation,
+    Method,
+    ServerAsk,
+    Stepped,
+    Work,
+    combined,
+    field_of,
+    rows_at,
+    sums_of,
+)
 from fedncv.methods.sums import Replies
 from fedncv.methods.switches.label_shares import Shares, shares_of
 from fedncv.methods.switches.through import revealing, through
@@ -97,7 +109,8 @@ def with_labels(method: Method, config: Config = Config()) -> Method:
 
     def h(labelled: Labelled, ids_S: Tensor) -> Tensor:
         B_CP = slopes(labelled.sums, ridge=config.ridge)
-        return predicted(labelled.shares.pi_NC[ids_S], labelled.shares.mean_C, B_CP)
+        pi_SC = rows_at(labelled.shares.pi_NC, ids_S, labelled.shares.mean_C)
+        return predicted(pi_SC, labelled.shares.mean_C, B_CP)
 
     def observed(labelled: Labelled, replies: Replies, a_SP: Tensor) -> Slopes:
         w_S = replies.sizes_S / replies.sizes_S.sum()
