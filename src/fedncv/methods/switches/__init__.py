@@ -54,6 +54,8 @@ def chain(method: Method, **configs: Any) -> Method:
             raise ValueError(nearest(name, SWITCHES, what="switch"))
         if configs[name] is not None and name in method.switches:
             raise ValueError(f"the method already has {name}; leave it out")
+        if configs[name] is not None and name in method.refuses:
+            raise ValueError(f"leave +{name} out: {method.refuses[name]}")
     for name, switch in SWITCHES.items():
         if configs.get(name) is not None:
             method = switch.apply(method, configs[name])
