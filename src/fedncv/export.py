@@ -15,7 +15,7 @@ def export(problem: Problem, state: State, client: int | None = None) -> dict[st
     Raise ValueError if the method has no shared model, or if there is no such client.
     """
     problem = problem.at(state.round).in_use
-    method, model = problem.method, problem.model
+    model = problem.model
     if client is None:
         shared_P = shared_model(problem, state)
         if shared_P is None:

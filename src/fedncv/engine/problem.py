@@ -114,9 +114,7 @@ class Problem(NamedTuple):
         num_samples = counts_C.new_tensor(len(train))
         return Client(u, num_samples, num_samples.clamp(max=self.config.batch_size), counts_C)
 
-    def ask(
-        self, u: int, buffers_R: Tensor, round: int, *, received_R: Tensor | None = None, survey: Any = ()
-    ) -> Ask:
+    def ask(self, u: int, buffers_R: Tensor, round: int, *, received_R: Tensor | None = None, survey: Any = ()) -> Ask:
         """Return what client u may ask outside its steps; ``received_R`` are the statistics that it began with."""
         num_samples, batch_size = len(self.clients.train[u]), self.config.batch_size
         return Ask(

@@ -97,7 +97,7 @@ def each_after(engine: StackedEngine, states: Sequence[State]) -> list[dict[int,
 
 def scores(engine: StackedEngine, rows: Ints, used: Prediction) -> list[Scored]:
     """Score each client's test samples, with what it predicts with (K rows)."""
-    x_KP, buffers_KR, offset_KC, given = used
+    x_KP, buffers_KR, offset_KC, _ = used
     if decides(used):  # each by itself: its samples alone
         return _scores_in_turn(engine, rows, np.arange(len(rows)), used)
     firsts = _firsts(engine, x_KP, buffers_KR)

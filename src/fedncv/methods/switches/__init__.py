@@ -13,6 +13,7 @@ from fedncv.methods.switches import (
     calibrated,
     drift,
     even_samples,
+    finetune,
     horvitz_thompson,
     label_prior,
     labels,
@@ -44,6 +45,7 @@ SWITCHES: dict[str, Switch] = {
     "prior": Switch(label_prior.with_prior, label_prior.Config, "train and predict with the client's label prior"),
     "momentum": Switch(server_momentum.with_momentum, server_momentum.Config, "momentum at the server"),
     "average": Switch(server_average.with_average, server_average.Config, "use the average of the latest models"),
+    "finetune": Switch(finetune.with_finetune, finetune.Config, "score after a local training of its own"),
 }
 
 
