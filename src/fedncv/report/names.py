@@ -78,8 +78,8 @@ def short(methods: list[str]) -> dict[str, str]:
 
     >>> list(short(["fedavg", "my.code:mine:mu=1+prior", "custom:theirs#1f0a2b", "custom:fedavg#3d0a2b"]).values())
     ['fedavg', 'mine:mu=1+prior', 'theirs', 'custom:fedavg#3d0a2b']
-    >>> list(short(["custom:theirs#1f0a2b", "custom:ditto#2e0a2b"]).values())
-    ['custom:theirs#1f0a2b', 'custom:ditto#2e0a2b']
+    >>> list(short(["custom:theirs#1f0a2b", "custom:theirs#2e0a2b"]).values())
+    ['custom:theirs#1f0a2b', 'custom:theirs#2e0a2b']
     """
     brief = {text: _brief(text) for text in methods}
     taken = list(brief.values())
