@@ -34,7 +34,10 @@ def same(tree, other):
     "name",
     [
         *("fedavg", "scaffold", "fedrep", FULL_FEDNCV),
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("moon", "ditto", "knnper", "fedavg+finetune:lr=0.01")),
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("moon", "ditto", "knnper", "fedavg+finetune:lr=0.01")
+        ),
     ],
 )
 def test_rounds_and_scores_have_the_bits_of_the_sequential_engine(name):

@@ -8,7 +8,6 @@ from federations import everyone, tiny, train, vector
 from torch.testing import assert_close
 
 from fedncv.engine import evaluate, stacked_scores
-from fedncv.engine.looking import surveyed
 from fedncv.engine.problem import arrivals, start
 from fedncv.engine.stacked import StackedEngine
 from fedncv.flat import Output
@@ -76,28 +75,6 @@ def test_the_samples_that_vote_do_not_choose():
 
 def test_a_client_with_one_sample_uses_the_model():
     assert chosen(gathered([[0.0]], [0]), vector(0, 9)[None], Config()) == 0
-
-
-def test_the_store_is_the_clients_training_samples_in_eval_mode():
-    """The tests' samples are not in it, dropout is off, running statistics are used, and none is left out."""
-    problem = tiny("knnper")
-    (arrival,) = arrivals(problem, train(problem), everyone(2).ids)
-    found = surveyed(problem, 1, arrival, arrival.down.x_P)
-    index = torch.from_numpy(problem.clients.train[2])
-    inputs = problem.dataset.inputs(index, problem.dtype)
-    output, _ = problem.model.forward(arrival.down.x_P, arrival.buffers_R, inputs, mode="eval")
-    ours, theirs = found.z_MF[found.real_M > 0], output.features_BF
-    order, other = ours.sum(1).argsort(), theirs.sum(1).argsort()
-    assert_close(ours[order], theirs[other])
-    assert found.label_M[found.real_M > 0][order].tolist() == problem.dataset.y[index][other].tolist()
-
-
-def test_a_last_batch_of_one_sample_is_in_the_store_too():
-    """Nine training samples in batches of four: training leaves the last one out, because BatchNorm needs two."""
-    problem = tiny("knnper", sizes=(12, 12))
-    (arrival,) = arrivals(problem, start(problem), everyone(0).ids)
-    assert problem.model.smallest_batch == 2
-    assert surveyed(problem, 0, arrival, arrival.down.x_P).real_M.sum() == 9
 
 
 def test_test_samples_do_not_matter_before_they_are_scored():

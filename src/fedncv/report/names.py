@@ -106,7 +106,7 @@ def method(text: str) -> str:
     >>> method("fedncv:memory=adaptive,drift=off")
     'FedNCV with server memory, without drift correction'
     >>> method("fedavg @ runs/a"), method("custom:theirs#1f0a2b"), method("my.code:mine:mu=1"), method("custom")
-    ('FedAvg (runs/a)', 'ditto #1f0a2b', 'my.code:mine, mu 1', 'own method')
+    ('FedAvg (runs/a)', 'theirs #1f0a2b', 'my.code:mine, mu 1', 'own method')
     """
     text, apart, folder = text.partition(APART)
     if apart:
