@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from federations import everyone, products, tiny, train, vector
+from federations import everyone, products, quadratics, tiny, train, vector
 from torch.testing import assert_close
 
 from fedncv.engine import evaluate
@@ -43,6 +43,11 @@ def test_before_is_the_shared_model_itself():
     problem = tiny("fedbabu")
     row = evaluate.before(problem, train(problem))
     assert row["before"] == row["pooled"]
+
+
+def test_a_model_without_a_body_is_refused():
+    with pytest.raises(ValueError, match="this model is a head alone, which fedbabu never trains"):
+        train(quadratics("fedbabu"))
 
 
 def test_an_unknown_part_is_refused():

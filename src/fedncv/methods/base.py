@@ -10,6 +10,10 @@ leaves a client (``own``). No engine knows a method by name. One round:
     server   combined = combine(server, replies)               replies in the order of their ids
              server   = step(ask, server, combined)
 
+A client uses its model as ``predict`` says, with what ``begin`` gives it ("before") and after its local training
+("after"). ``predict`` may see the notes of a ``survey`` of the client's training samples, and ``decide`` may make more
+of the model's output than its logits.
+
 A method without ``combine`` is in the sums form: it never sees a single reply. Its ``step`` receives ``Sums``, the
 weighted means and sums of every field of ``up``. Secure aggregation, differential privacy and partial sums need this
 form.

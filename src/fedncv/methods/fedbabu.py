@@ -14,8 +14,10 @@ the body is frozen, the running statistics do not change.
 from dataclasses import dataclass
 from typing import Literal
 
-from fedncv.methods.base import FineTuning, Method, Phase
-from fedncv.methods.fedavg import fedavg
+from torch import Tensor
+
+from fedncv.methods.base import Federation, FineTuning, Method, Phase
+from fedncv.methods.fedavg import Server, fedavg
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +27,11 @@ class Config:
 
 
 def fedbabu(config: Config = Config()) -> Method:
+    def init(x_P: Tensor, federation: Federation) -> Server:
+        if federation.layout.body.stop == 0:
+            raise ValueError("this model is a head alone, which fedbabu never trains; use one with a body, such as mlp")
+        return Server(x_P)
+
     def phases(epochs: int) -> tuple[Phase, ...]:
         return (Phase(epochs, trains=("body",)),)
 
@@ -33,4 +40,4 @@ def fedbabu(config: Config = Config()) -> Method:
             return (Phase(epochs, trains=("head",), mode="still"),)
         return (Phase(epochs),) if config.tune == "all" else phases(epochs)
 
-    return fedavg()._replace(phases=phases, finetune=FineTuning(tuning))
+    return fedavg()._replace(init=init, phases=phases, finetune=FineTuning(tuning))
