@@ -12,8 +12,9 @@ from fedncv.engine.looking import surveyed
 from fedncv.engine.problem import arrivals, start
 from fedncv.methods import find_method
 from fedncv.methods.gathered import Gathered
-from fedncv.methods.pfedfda import Gaussians, between, chosen, classifier, estimated, folds, log_prior, logits
+from fedncv.methods.pfedfda import Config, Gaussians, between, chosen, classifier, estimated, folds, log_prior, logits
 
+BARE = Config(ridge=0)
 ANYWHERE = Gaussians(torch.zeros(2, 1, dtype=torch.float64), torch.eye(1, dtype=torch.float64))
 
 
@@ -47,25 +48,25 @@ def test_the_prior_gives_absent_classes_a_little():
 def test_means_and_covariance_by_hand():
     """Class 0: 1, 2, 6 around 3. Class 1 has two samples: around the global mean 10. (4 + 1 + 9 + 4 + 1) / (5 - 1)."""
     found = gathered([1.0, 2, 6, 12, 9], [0, 0, 0, 1, 1])
-    mine = estimated(found, ones(found), Gaussians(vector(0, 10)[:, None], torch.eye(1, dtype=torch.float64)))
+    mine = estimated(found, ones(found), Gaussians(vector(0, 10)[:, None], ANYWHERE.sigma_FF), 0)
     assert_close(mine.mu_CF, vector(3, 10)[:, None])
     assert_close(mine.sigma_FF, vector(19 / 4)[:, None])
 
 
 def test_only_samples_with_weight_count():
     found = gathered([1.0, 2, 6, 12, 9, 77], [0, 0, 0, 1, 1, 0])
-    mine = estimated(found, vector(1, 1, 1, 1, 1, 0), Gaussians(vector(0, 10)[:, None], ANYWHERE.sigma_FF))
-    assert_close(mine.sigma_FF, vector(19 / 4)[:, None])
+    mine = estimated(found, vector(1, 1, 1, 1, 1, 0), Gaussians(vector(0, 10)[:, None], ANYWHERE.sigma_FF), 2)
+    assert_close(mine.sigma_FF, vector(19 / 4 + 2)[:, None])
 
 
 def test_absent_classes_and_single_samples_give_numbers():
     for found in (gathered([1.0], [0]), gathered([0.0, 0, 0], [1, 1, 1]), gathered([5.0], [0], real=[0])):
-        mine = between(estimated(found, found.real_M, ANYWHERE), ANYWHERE, chosen_beta(found))
+        mine = between(estimated(found, found.real_M, ANYWHERE, 0), ANYWHERE, chosen_beta(found))
         assert logits(classifier(mine, log_prior(vector(1, 0), 1e-4), 1e-4), found.z_MF).isfinite().all()
 
 
 def chosen_beta(found, shared=ANYWHERE):
-    return chosen(found, shared, log_prior(vector(1, 1), 1e-4), 1e-4)
+    return chosen(found, shared, log_prior(vector(1, 1), 1e-4), BARE)
 
 
 def test_the_halves_split_each_class():
@@ -76,16 +77,26 @@ def test_the_halves_split_each_class():
         assert abs(int((fold[here] == 0).sum()) - size / 2) <= 0.5
 
 
-def test_beta_is_large_where_the_own_statistics_are_right_and_the_global_ones_are_not():
-    """Classes at -1 and 1 with deviation 0.5; the global means are exchanged, or exactly these."""
+def clusters(num, width):
+    """Two classes at -1 and 1 in the first of ``width`` features, each with deviation 0.5."""
+    labels = torch.tensor([0, 1] * (num // 2))
+    z = 0.5 * torch.randn(num, width, dtype=torch.float64)
+    z[:, 0] += 2.0 * labels - 1
+    means = torch.zeros(2, width, dtype=torch.float64)
+    means[:, 0] = vector(-1, 1)
+    return Gathered(z, labels, ones_of(num)), Gaussians(means, 0.25 * torch.eye(width, dtype=torch.float64))
+
+
+def ones_of(num):
+    return torch.ones(num, dtype=torch.float64)
+
+
+def test_beta_is_large_where_the_global_means_are_wrong_and_small_where_samples_are_few():
     torch.manual_seed(1)
-    labels = [0, 1] * 40
-    z = torch.tensor([2.0 * label - 1 for label in labels], dtype=torch.float64) + 0.5 * torch.randn(80).double()
-    found = gathered(z.tolist(), labels)
-    sigma = vector(0.25)[:, None]
-    assert chosen_beta(found, Gaussians(vector(1, -1)[:, None], sigma)) >= 0.8
-    few = Gathered(found.z_MF[:6] * 3, found.label_M[:6].flip(0), found.real_M[:6])  # labels that say nothing
-    assert chosen_beta(few, Gaussians(vector(-1, 1)[:, None], sigma)) < 0.8
+    many, right = clusters(80, 1)
+    assert chosen_beta(many, Gaussians(-right.mu_CF, right.sigma_FF)) >= 0.8
+    few, right = clusters(16, 6)  # fewer than the numbers of a covariance
+    assert chosen_beta(few, right) <= 0.3
 
 
 def test_beta_minimises_the_cross_validated_loss_written_out():
@@ -123,7 +134,7 @@ def test_features_are_those_of_the_trained_body_in_eval_mode_and_one_pass_is_cou
     predicted = problem.method.predict(ask, trained.y_P, down, own).given
     sent = Gaussians(trained.up.mu.view(3, 6), trained.up.sigma.view(6, 6))
     eps, counts = 1e-4, problem.client(0).label_counts_C
-    mine = estimated(found, found.real_M, down.gaussians)
+    mine = estimated(found, found.real_M, down.gaussians, 1)
     betas = [
         b for b in torch.linspace(0, 1, 11).double() if torch.allclose(between(mine, down.gaussians, b)[0], sent[0])
     ]
@@ -173,5 +184,7 @@ def test_labels_of_test_samples_do_not_matter_before_they_are_scored():
 def test_bad_knobs_and_what_it_contains_are_refused():
     with pytest.raises(ValueError, match="eps must be above 0 and below 1, not 0"):
         find_method("pfedfda:eps=0")
+    with pytest.raises(ValueError, match="ridge must be at least 0 and finite, not -1"):
+        find_method("pfedfda:ridge=-1")
     with pytest.raises(ValueError, match=r"leave .prior out: the classifier of pfedfda"):
         find_method("pfedfda+prior")

@@ -69,9 +69,7 @@ def fedrod(config: Config = Config()) -> Method:
             y_P, head_H = y[:num], y[num:]
             generic_BC, z_BF = ask.forward(y_P, batch)
             personal_BC = ask.head(with_head(ask.layout, y_P.detach(), head_H), z_BF.detach())
-            balanced_BC = (
-                generic_BC + offset_C if batch.y.dim() == 1 else generic_BC
-            )  # several labels a sample: no counts
+            balanced_BC = generic_BC + offset_C if batch.y.dim() == 1 else generic_BC
             losses_B = ask.losses(balanced_BC, batch) + ask.losses(generic_BC.detach() + personal_BC, batch)
             return (batch.weight_B * losses_B).sum() / batch.size
 

@@ -4,7 +4,8 @@
              regularised(Sigma) = (1 - eps) Sigma + eps * trace(Sigma) / F * identity
              pi_{u,c} = (n_{u,c} / n_u + eps) / (1 + C eps)
     client   body <- body - lr * gradient of CE, the classifier of the global (mu, Sigma) held fixed
-             one more pass: features z_i in eval mode, their class means mu_u and covariance Sigma_u around them
+             one more pass: features z_i in eval mode, their class means mu_u, and around them
+             Sigma_u = sum_i (z_i - mu_{u,y_i}) (z_i - mu_{u,y_i})' / (n_u - 1) + ridge * identity
              mu_u' = beta mu_u + (1 - beta) mu,   Sigma_u' = beta Sigma_u + (1 - beta) Sigma
              sends  Delta_u of the body, mu_u', Sigma_u'
     server   body, mu, Sigma <- means over the clients, weighted by samples
@@ -15,13 +16,14 @@
 
 McLaughlin and Su, NeurIPS 2024, https://arxiv.org/abs/2411.00329, Algorithm 1.
 Departures from the paper: beta is searched on a grid instead of by ten steps of L-BFGS, and is one number for means and
-covariance. The authors' code takes the features from all batches of the training epochs, at as many different models,
-and adds 1e-4 to every entry of the covariance and the identity to it; here one pass at the trained model gives them,
-and the covariance is regularised as above alone.
+covariance. The ridge of 1 is that of the authors' code, which also adds 1e-4 to every entry. Without it the classifier
+grows as the clusters of features tighten, and training becomes unstable. Their code takes the features from all batches
+of the training epochs, at as many different models; here one pass at the trained model gives them.
 
 Letters: M = places of training samples, F = features, Q = parameters of the body.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -56,7 +58,12 @@ class Config:
     eps: float = 1e-4
     """Share of the mean variance in the covariance, and frequency added to each class, above 0 and below 1."""
 
+    ridge: float = 1.0
+    """Added to the diagonal of a client's covariance, at least 0."""
+
     def __post_init__(self) -> None:
+        if not 0 <= self.ridge < math.inf:
+            raise ValueError(f"ridge must be at least 0 and finite, not {self.ridge}")
         if not 0 < self.eps < 1:
             raise ValueError(f"eps must be above 0 and below 1, not {self.eps}")
 
@@ -113,14 +120,15 @@ def logits(found: Classifier, z_BF: Tensor) -> Tensor:
     return z_BF @ found.W_CF.T + found.b_C
 
 
-def estimated(gathered: Gathered, weight_M: Tensor, shared: Gaussians) -> Gaussians:
+def estimated(gathered: Gathered, weight_M: Tensor, shared: Gaussians, ridge: float) -> Gaussians:
     """Return means and covariance of the samples with weight 1."""
     of_class_MC = members(gathered.label_M, weight_M, len(shared.mu_CF))
     n_C = of_class_MC.sum(dim=0)
     mu_CF = of_class_MC.T @ gathered.z_MF / n_C.clamp(min=1)[:, None]
     mu_CF = torch.where((n_C > FEW)[:, None], mu_CF, shared.mu_CF)
     centred_MF = (gathered.z_MF - mu_CF[gathered.label_M]) * weight_M[:, None]
-    return Gaussians(mu_CF, centred_MF.T @ centred_MF / (n_C.sum() - 1).clamp(min=1))
+    scatter_FF = centred_MF.T @ centred_MF / (n_C.sum() - 1).clamp(min=1)
+    return Gaussians(mu_CF, scatter_FF + ridge * torch.eye(len(scatter_FF), dtype=mu_CF.dtype, device=mu_CF.device))
 
 
 def between(mine: Gaussians, shared: Gaussians, beta: Tensor) -> Gaussians:
@@ -134,31 +142,31 @@ def folds(gathered: Gathered, num_classes: int) -> Tensor:
     return rank_M % 2
 
 
-def chosen(gathered: Gathered, shared: Gaussians, log_pi_C: Tensor, eps: float) -> Tensor:
+def chosen(gathered: Gathered, shared: Gaussians, log_pi_C: Tensor, config: Config) -> Tensor:
     """Return beta; 0 for a client with a single sample, which has nothing to compare."""
     fold_M = folds(gathered, len(log_pi_C))
     candidates_L = torch.linspace(0, 1, CANDIDATES, dtype=log_pi_C.dtype, device=log_pi_C.device)
     target_MC = members(gathered.label_M, gathered.real_M, len(log_pi_C))
     parts = []
     for fold in (0, 1):
-        mine = estimated(gathered, gathered.real_M * (fold_M != fold), shared)
+        mine = estimated(gathered, gathered.real_M * (fold_M != fold), shared, config.ridge)
         held_MC = target_MC * (fold_M == fold)[:, None]
         parts.append((mine, held_MC, held_MC.sum().clamp(min=1)))
     losses = []
     for beta in candidates_L:
         loss = torch.zeros_like(beta)
         for mine, held_MC, size in parts:
-            found = classifier(between(mine, shared, beta), log_pi_C, eps)
+            found = classifier(between(mine, shared, beta), log_pi_C, config.eps)
             loss = loss - (held_MC * torch.log_softmax(logits(found, gathered.z_MF), dim=1)).sum() / size
         losses.append(loss)
     beta = candidates_L[torch.stack(losses).argmin()]
     return torch.where(gathered.real_M.sum() > 1, beta, 0.0)
 
 
-def adapted(gathered: Gathered, shared: Gaussians, log_pi_C: Tensor, eps: float) -> Gaussians:
+def adapted(gathered: Gathered, shared: Gaussians, log_pi_C: Tensor, config: Config) -> Gaussians:
     """Return the client's own statistics, interpolated with the shared ones."""
-    beta = chosen(gathered, shared, log_pi_C, eps)
-    return between(estimated(gathered, gathered.real_M, shared), shared, beta)
+    beta = chosen(gathered, shared, log_pi_C, config)
+    return between(estimated(gathered, gathered.real_M, shared, config.ridge), shared, beta)
 
 
 def pfedfda(config: Config = Config()) -> Method:
@@ -196,7 +204,7 @@ def pfedfda(config: Config = Config()) -> Method:
         return ask.grad_of(loss, y_P), scratch
 
     def finish(ask: Ask, y_P: Tensor, _work: Work, down: Down, own: Any, scratch: Scratch) -> tuple[Up, Any]:
-        mine = adapted(scratch.gathered, down.gaussians, prior_of(ask), config.eps)
+        mine = adapted(scratch.gathered, down.gaussians, prior_of(ask), config)
         return Up(down.body_Q - y_P[ask.layout.body], mine.mu_CF.flatten(), mine.sigma_FF.flatten()), own
 
     def step(_ask: ServerAsk, server: Server, sums: Sums) -> Stepped:
@@ -205,7 +213,7 @@ def pfedfda(config: Config = Config()) -> Method:
         return Stepped(Server(server.body_Q - sums.mean("delta_Q"), gaussians))
 
     def predict(ask: Ask, y_P: Tensor, down: Down, _own: Any) -> Prediction:
-        mine = adapted(ask.survey, down.gaussians, prior_of(ask), config.eps)
+        mine = adapted(ask.survey, down.gaussians, prior_of(ask), config)
         return Prediction(y_P, ask.buffers_R, given=classifier(mine, prior_of(ask), config.eps))
 
     def decide(_model: Model, _x_P: Tensor, output: Output, found: Classifier) -> Tensor:
