@@ -53,6 +53,7 @@ def main() -> None:
         result = run(config, [int(seed) for seed in arguments.seeds.split(",")], data) | {
             "variant": variant,
             "data": arguments.data,
+            "device": arguments.device,
         }
         result["seconds"] = time.perf_counter() - began
         words = [
