@@ -106,8 +106,9 @@ def side_by_side():
     rows = [(name, spread(before), spread(after)) for name, (before, after) in ranked]
     names = ", ".join(f"`{name}`" for name in on_cpu())
     missing = ", ".join(f"`{name}`" for name in catalogue.methods() if name not in results())
+    still = f" Not measured yet: {missing}." if missing else ""
     text = (
-        f"{STUDY}. On a CPU: {names}; all others on one H200. {f'Not measured yet: {missing}. ' if missing else ''}Methods are not tuned here, and 20 rounds are few: "
+        f"{STUDY}. On a CPU: {names}; all others on one H200.{still} Methods are not tuned here, and 20 rounds are few: "
         "the table shows that all of them run and learn."
     )
     return f"{text}\n\n```\n{COMMAND}\n```\n\n" + table(("method", "before %", "after %"), rows)
