@@ -108,8 +108,8 @@ def side_by_side():
     missing = ", ".join(f"`{name}`" for name in catalogue.methods() if name not in results())
     still = f" Not measured yet: {missing}." if missing else ""
     text = (
-        f"{STUDY}. On a CPU: {names}; all others on one H200.{still} Methods are not tuned here, and 20 rounds are few: "
-        "the table shows that all of them run and learn."
+        f"{STUDY}. On a CPU: {names}; all others on one H200.{still} Methods are not tuned here, and 20 rounds "
+        "are few: the table shows that all of them run and learn."
     )
     return f"{text}\n\n```\n{COMMAND}\n```\n\n" + table(("method", "before %", "after %"), rows)
 
