@@ -6,7 +6,7 @@
     server   as FedAvg
     predict  with v, before and after training
 
-Li et al., ICML 2021, https://arxiv.org/abs/2012.04221, Algorithm 1, equation 2.
+Li et al., ICML 2021, https://arxiv.org/abs/2012.04221, Algorithm 1.
 Departures from the paper: clients are weighted by samples. v starts at the study's initial model, so a client that
 never took part predicts with that until it trains. v has BatchNorm statistics of its own, because the shared ones are
 those of another model.

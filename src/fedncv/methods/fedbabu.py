@@ -5,7 +5,7 @@
     before   with the shared body and the common random head
     after    fine-tuned from there: body and head, or the head, or the body
 
-Oh et al., ICLR 2022, https://arxiv.org/abs/2106.06042, Algorithm 1 and section 5.
+Oh et al., ICLR 2022, https://arxiv.org/abs/2106.06042, Algorithm 1.
 Departures from the paper: clients are weighted by samples. The head travels with the body, although everybody has it.
 Fine-tuning takes as many epochs as a round, with the round's learning rate, unless ``+finetune`` says otherwise; while
 the body is frozen, the running statistics do not change.

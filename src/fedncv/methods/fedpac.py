@@ -12,7 +12,7 @@
              u in S gets the head  sum_j alpha_j head_j  with the alpha >= 0, sum alpha = 1, that minimises
              sum_j alpha_j^2 v_j + | sum_j alpha_j (h_u - h_j) |^2
 
-Xu, Tong and Huang, ICLR 2023, https://arxiv.org/abs/2306.11867, Algorithm 1, equations 6, 10 and 12.
+Xu, Tong and Huang, ICLR 2023, https://arxiv.org/abs/2306.11867, Algorithm 1.
 Departures from the paper: the study's local epochs are the sum of both parts. The server keeps the combined heads, so
 clients keep nothing; a client that has not taken part has the initial head. A class that no client of any round held
 has no centroid and no pull (the authors' code pulls to the client's own centroid then).

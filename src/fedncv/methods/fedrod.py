@@ -8,7 +8,7 @@
     predict  g + f(z);   the shared model alone predicts with g, without the prior
     pi_{u,k} = n_{u,k} / n_u; a class that u does not hold is left out of its balanced softmax
 
-Chen and Chao, ICLR 2022, https://arxiv.org/abs/2107.00778, Algorithm 1, equations 5 to 8 (the variant with linear
+Chen and Chao, ICLR 2022, https://arxiv.org/abs/2107.00778, section 4 (the variant with linear
 personal heads, without a hypernetwork).
 Departures from the paper: clients are weighted by samples. All personal heads start as the generic head does, as in
 public code. The personal head may be any head that the model has, not only a linear one.

@@ -6,7 +6,7 @@
     lam_u    of 0, 1/10, ..., 1 that with the smallest cross-entropy of the mixture on held-out training samples: a
              share ``holdout`` of them votes for nothing while lam_u is chosen, and joins the others afterwards
 
-Marfoq et al., ICML 2022, https://arxiv.org/abs/2111.09360, equations 8 to 10.
+Marfoq et al., ICML 2022, https://arxiv.org/abs/2111.09360, Algorithm 1.
 Departures from the paper: distances are squared and divided by the number F of features, as in the authors' code.
 lam_u is chosen by cross-entropy, because the accuracy of few samples has many ties; of equal ones the smallest is
 taken. The model has been trained on the held-out samples (the paper keeps a validation set from training), so lam_u can
