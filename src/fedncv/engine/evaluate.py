@@ -24,12 +24,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedncv.engine.local import train
+from fedncv.engine.looking import surveyed
 from fedncv.engine.problem import Arrival, DivergedError, Problem, State, arrivals
 from fedncv.engine.sampling import Ids
 from fedncv.engine.scored import standard_error
-from fedncv.methods.base import Prediction
+from fedncv.flat import Model, Output
+from fedncv.methods.base import Method, Prediction
 from fedncv.metrics import measure
 from fedncv.results import UNSEEN
+from fedncv.tree import leaves
 
 CHUNK = 1024  # test samples in one forward pass
 
@@ -84,11 +87,26 @@ def score(problem: Problem, u: int, used: Prediction) -> Scored:
         inputs = problem.dataset.inputs(index, problem.dtype)
         with torch.no_grad():
             output, _ = problem.model.forward(used.x_P, used.buffers_R, inputs, mode="eval")
-        logits = output.logits_BC if used.offset_C is None else output.logits_BC + used.offset_C
+            logits = decided(problem.method, problem.model, used, output)
         total += float(problem.task.score(logits, problem.dataset.y[index]).sum(dtype=torch.float64))
         if problem.metrics:
             outputs.append(logits.cpu().numpy())
     return Scored(total, np.concatenate(outputs) if outputs else None)
+
+
+def decided(method: Method, model: Model, used: Prediction, output: Output) -> Tensor:
+    """Return the logits that a client decides by."""
+    logits_BC = output.logits_BC if used.offset_C is None else output.logits_BC + used.offset_C
+    if not decides(used):
+        return logits_BC
+    if method.decide is None:
+        raise ValueError("the method's predict returns something for decide, but it has no decide")
+    return method.decide(model, used.x_P, output._replace(logits_BC=logits_BC), used.given)
+
+
+def decides(used: Prediction) -> bool:
+    """Return whether the client decides by more than a model's logits."""
+    return any(True for _ in leaves(used.given))
 
 
 def summary(problem: Problem, name: str, scored: Mapping[int, Scored]) -> dict[str, Any]:
@@ -117,15 +135,21 @@ def before(problem: Problem, state: State) -> dict[str, Any]:
 
 def score_before(problem: Problem, round: int, arrival: Arrival, shared_P: Tensor | None) -> tuple[Scored, float]:
     """Score one client with the model it receives; return also the sum of scores of the shared one if there is one."""
-    u, down, buffers_R, kept = arrival
-    ask = problem.ask(u, buffers_R, round)
-    y_P, _ = problem.method.begin(ask, down, kept.own)
-    used = problem.method.predict(ask, y_P, down, kept.own)
+    u, buffers_R = arrival.client, arrival.buffers_R
+    used = received(problem, round, arrival)
     scored = score(problem, u, used)
-    same = used.offset_C is None and used.buffers_R.equal(buffers_R)
+    same = used.offset_C is None and not decides(used) and used.buffers_R.equal(buffers_R)
     if shared_P is None or (same and torch.equal(used.x_P, shared_P)):
         return scored, scored.total
     return scored, score(problem._replace(metrics=()), u, Prediction(shared_P, buffers_R)).total
+
+
+def received(problem: Problem, round: int, arrival: Arrival) -> Prediction:
+    """Return what a client predicts with when it receives its model."""
+    u, down, buffers_R, kept = arrival
+    y_P, _ = problem.method.begin(problem.ask(u, buffers_R, round), down, kept.own)
+    notes = surveyed(problem, round, arrival, y_P)
+    return problem.method.predict(problem.ask(u, buffers_R, round, survey=notes), y_P, down, kept.own)
 
 
 def summary_before(problem: Problem, scored: Mapping[int, tuple[Scored, float]], *, shared: bool) -> dict[str, Any]:
@@ -188,6 +212,7 @@ def after(problem: Problem, state: State) -> dict[str, Any]:
 
 def score_after(problem: Problem, round: int, arrival: Arrival) -> Scored:
     """Score one client after its local training."""
+    problem = problem.tuning
     method = problem.method
     u, down, buffers_R, kept = arrival
     trained = train(problem, round, arrival)
@@ -195,7 +220,8 @@ def score_after(problem: Problem, round: int, arrival: Arrival) -> Scored:
         y_P, _ = method.begin(problem.ask(u, buffers_R, round), down, kept.own)
     else:
         y_P, buffers_R, kept = trained.y_P, trained.buffers_R, trained.kept
-    ask = problem.ask(u, buffers_R, round, received_R=arrival.buffers_R)
+    notes = surveyed(problem, round, Arrival(u, down, buffers_R, kept), y_P)
+    ask = problem.ask(u, buffers_R, round, received_R=arrival.buffers_R, survey=notes)
     return score(problem, u, method.predict(ask, y_P, down, kept.own))
 
 

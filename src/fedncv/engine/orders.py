@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedncv.engine.local import moves
 from fedncv.keys import WORD, Key, bits, fold, philox
 from fedncv.methods.base import Method
 
@@ -50,10 +51,15 @@ class Counts(NamedTuple):
     samples_KF: Ints
 
     def trained_KF(self, method: Method, epochs: int) -> Ints:
-        """Return the steps of the phases that train; a pass over the data is not a step."""
+        """Return the steps of the phases that train; those of all phases if the method only looks at the data."""
         trains = np.array([bool(phase.trains) for phase in method.phases(epochs)])
-        trained_KF: Ints = self.steps_KF * trains
+        trained_KF: Ints = self.steps_KF * (trains if trains.any() else 1)
         return trained_KF
+
+    def moved_KF(self, method: Method, epochs: int) -> Ints:
+        """Return the steps of the phases that move the model."""
+        moved_KF: Ints = self.steps_KF * np.array(moves(method.phases(epochs)))
+        return moved_KF
 
 
 def count(

@@ -52,6 +52,7 @@ class Problem(NamedTuple):
     plain: Model | None = None  # the model with torch's layers, if ``model`` has compiled ones
     sample: sampling.Ids | None = None  # clients that train and are scored; None: all of them
     guests: sampling.Ids | None = None  # clients that never train and are scored; None: there are none
+    fixed_lr: float | None = None  # learning rate of all rounds, in place of the study's
 
     def at(self, round: int) -> "Problem":
         """Return the problem of a round: with a stream, clients hold the samples that have arrived by then."""
@@ -109,6 +110,14 @@ class Problem(NamedTuple):
         method = self.method
         return self._replace(method=method._replace(broadcast=method.hand_out)) if method.hand_out else self
 
+    @property
+    def tuning(self) -> "Problem":
+        """The same problem with the local training that "after" measures, if that is not the training of a round."""
+        tuning = self.method.finetune
+        if tuning is None:
+            return self
+        return self._replace(method=self.method._replace(phases=tuning.phases), fixed_lr=tuning.lr)
+
     def client(self, u: int) -> Client:
         train = torch.from_numpy(self.clients.train[u])
         labels = self.dataset.y[train]
@@ -119,8 +128,9 @@ class Problem(NamedTuple):
         num_samples = counts_C.new_tensor(len(train))
         return Client(u, num_samples, num_samples.clamp(max=self.config.batch_size), counts_C)
 
-    def ask(self, u: int, buffers_R: Tensor, round: int, *, received_R: Tensor | None = None) -> Ask:
+    def ask(self, u: int, buffers_R: Tensor, round: int, *, received_R: Tensor | None = None, survey: Any = ()) -> Ask:
         """Return what client u may ask outside its steps; ``received_R`` are the statistics that it began with."""
+        num_samples, batch_size = len(self.clients.train[u]), self.config.batch_size
         return Ask(
             self.model,
             self.task,
@@ -128,8 +138,10 @@ class Problem(NamedTuple):
             client=self.client(u),
             round=round,
             key=key_for(self.config.seed, "client", round, u).to(buffers_R.device),
-            num_batches=-(-len(self.clients.train[u]) // self.config.batch_size),
+            num_batches=-(-num_samples // batch_size),
+            batch_size=min(batch_size, num_samples),
             received_R=received_R,
+            survey=survey,
         )
 
 

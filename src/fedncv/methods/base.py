@@ -10,6 +10,10 @@ leaves a client (``own``). No engine knows a method by name. One round:
     server   combined = combine(server, replies)               replies in the order of their ids
              server   = step(ask, server, combined)
 
+A client uses its model as ``predict`` says, with what ``begin`` gives it ("before") and after its local training
+("after"). ``predict`` may see the notes of a ``survey`` of the client's training samples, and ``decide`` may make more
+of the model's output than its logits.
+
 A method without ``combine`` is in the sums form: it never sees a single reply. Its ``step`` receives ``Sums``, the
 weighted means and sums of every field of ``up``. Secure aggregation, differential privacy and partial sums need this
 form.
@@ -28,7 +32,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fedncv.flat import Mode, Model
+from fedncv.flat import Mode, Model, Output
 from fedncv.keys import Key
 from fedncv.layout import Layout
 from fedncv.methods.ask import Ask, Batch, Client, Notes
@@ -46,9 +50,9 @@ from fedncv.methods.sums import (
 from fedncv.tree import leaves, row
 
 __all__ = [
-    "Ask", "Batch", "BufferRule", "Client", "Federation", "Method", "Notes", "Phase", "Prediction", "Replies",
-    "ServerAsk", "Step", "Stepped", "Sums", "Totals", "Weight", "Work", "aggregate", "combined", "field_of", "for_all",
-    "moved_by", "rows_at", "sums_from_totals", "sums_of", "take_step", "totals_of",
+    "Ask", "Batch", "BufferRule", "Client", "Federation", "FineTuning", "Method", "Notes", "Phase", "Prediction",
+    "Replies", "ServerAsk", "Step", "Stepped", "Sums", "Survey", "Totals", "Weight", "Work", "aggregate", "combined",
+    "field_of", "for_all", "moved_by", "rows_at", "sums_from_totals", "sums_of", "take_step", "totals_of",
     "weighted_sum",
 ]  # fmt: skip
 
@@ -72,13 +76,14 @@ class Phase(NamedTuple):
 
     epochs: int
     trains: tuple[str, ...] = ("body", "head")
+    """Slices that it trains: of the model "body" and "head", and "own", what ``begin`` put behind the model."""
     mode: Mode = "train"
 
 
 class Work(NamedTuple):
     """Local work of one client in this round."""
 
-    steps: int | Tensor  # that moved the model; a phase that trains nothing adds none
+    steps: int | Tensor  # that moved the model; a phase that trains nothing of it adds none
     samples: int | Tensor  # of those steps
     lr: float | Tensor
     total_step: float | Tensor
@@ -92,6 +97,25 @@ class Prediction(NamedTuple):
     x_P: Tensor
     buffers_R: Tensor  # running statistics
     offset_C: Tensor | None = None  # added to its logits
+    given: Any = ()  # for ``Method.decide``: tensors, a tuple or NamedTuple of them
+
+
+class Survey(NamedTuple):
+    """A pass over the client's training samples before every prediction, at the model that it predicts with.
+
+    Every sample is seen once, in keyed order, also where a batch is too small for training. ``predict`` finds the last
+    notes in ``ask.survey``. Scoring is not counted as work, and neither is this pass.
+    """
+
+    start: Callable[[Ask, Tensor], Any]  # ask, y_P -> notes
+    see: Callable[[Ask, Tensor, Batch, Any], Any]  # ask (mode "eval"), y_P, batch, notes -> notes
+
+
+class FineTuning(NamedTuple):
+    """The local training that "after" measures, if it is not the method's training of a round."""
+
+    phases: Callable[[int], tuple[Phase, ...]]  # local epochs of the study -> phases
+    lr: float | None = None  # learning rate of all its steps; None: the study's in that round
 
 
 Step = Callable[[Model, Any, Any, Any], Any]  # (model, state, row, given) -> state, by its arguments alone
@@ -148,6 +172,7 @@ class Method(NamedTuple):
     phases: Callable[[int], tuple[Phase, ...]]  # local epochs of the study -> phases
     broadcast: Callable[[Any, Tensor], Any]
     begin: Callable[[Ask, Any, Any], tuple[Tensor, Any]]
+    """ask, down, own -> y, scratch. Parameters behind those of the model are personal: y[:P] is the model."""
     direction: Callable[[Ask, Tensor, Batch, Any, Any, Any], tuple[Tensor, Any]]
     finish: Callable[[Ask, Tensor, Work, Any, Any, Any], tuple[Any, Any]]
     step: Callable[[ServerAsk, Any, Any], Stepped]
@@ -178,6 +203,12 @@ class Method(NamedTuple):
     """Switches that it already contains; adding one again is refused."""
     hand_out: Callable[[Any, Tensor], Any] | None = None
     """Like ``broadcast``, for inference, where that model differs from the one that clients train from."""
+    decide: Callable[[Model, Tensor, Output, Any], Tensor] | None = None
+    """model, x_P, output with the offset added, ``Prediction.given`` -> logits; None: those of the model."""
+    survey: Survey | None = None
+    finetune: FineTuning | None = None
+    refuses: Mapping[str, str] = {}
+    """Switch -> the reason why it cannot be added."""
 
     @property
     def form(self) -> str:

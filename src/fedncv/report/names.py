@@ -80,10 +80,10 @@ def is_listed(method: str) -> bool:
 def short(methods: list[str]) -> dict[str, str]:
     """Return text -> the name in a report: without the module or the fingerprint, unless another one has that name.
 
-    >>> list(short(["fedavg", "my.code:mine:mu=1+prior", "custom:ditto#1f0a2b", "custom:fedavg#3d0a2b"]).values())
-    ['fedavg', 'mine:mu=1+prior', 'ditto', 'custom:fedavg#3d0a2b']
-    >>> list(short(["custom:ditto#1f0a2b", "custom:ditto#2e0a2b"]).values())
-    ['custom:ditto#1f0a2b', 'custom:ditto#2e0a2b']
+    >>> list(short(["fedavg", "my.code:mine:mu=1+prior", "custom:theirs#1f0a2b", "custom:fedavg#3d0a2b"]).values())
+    ['fedavg', 'mine:mu=1+prior', 'theirs', 'custom:fedavg#3d0a2b']
+    >>> list(short(["custom:theirs#1f0a2b", "custom:theirs#2e0a2b"]).values())
+    ['custom:theirs#1f0a2b', 'custom:theirs#2e0a2b']
     """
     brief = {text: _brief(text) for text in methods}
     taken = list(brief.values())
@@ -109,8 +109,8 @@ def method(text: str) -> str:
     'FedProx, mu 0.1, server_lr 2 + prior, tau 1'
     >>> method("fedncv:memory=adaptive,drift=off")
     'FedNCV with server memory, without drift correction'
-    >>> method("fedavg @ runs/a"), method("custom:ditto#1f0a2b"), method("my.code:mine:mu=1"), method("custom")
-    ('FedAvg (runs/a)', 'ditto #1f0a2b', 'my.code:mine, mu 1', 'own method')
+    >>> method("fedavg @ runs/a"), method("custom:theirs#1f0a2b"), method("my.code:mine:mu=1"), method("custom")
+    ('FedAvg (runs/a)', 'theirs #1f0a2b', 'my.code:mine, mu 1', 'own method')
     """
     text, apart, folder = text.partition(APART)
     if apart:

@@ -14,6 +14,7 @@ from fedncv.methods.switches import (
     calibrated,
     drift,
     even_samples,
+    finetune,
     horvitz_thompson,
     label_prior,
     labels,
@@ -77,6 +78,9 @@ SWITCHES: dict[str, Switch] = {
         "use the average of the latest models",
         {"share": Log(0.01, 0.5)},
     ),
+    "finetune": Switch(
+        finetune.with_finetune, finetune.Config, "score after a local training of its own", {"lr": Log(0.003, 0.3)}
+    ),
 }
 
 
@@ -87,6 +91,8 @@ def chain(method: Method, **configs: Any) -> Method:
             raise ValueError(nearest(name, SWITCHES, what="switch"))
         if configs[name] is not None and name in method.switches:
             raise ValueError(f"the method already has {name}; leave it out")
+        if configs[name] is not None and name in method.refuses:
+            raise ValueError(f"leave +{name} out: {method.refuses[name]}")
     for name, switch in SWITCHES.items():
         if configs.get(name) is not None:
             method = switch.apply(method, configs[name])

@@ -27,7 +27,7 @@ from fedncv import estimators
 from fedncv.methods.base import Ask, Batch, Federation, Method, ServerAsk, Stepped, Work, combined
 from fedncv.methods.sums import Replies, field_of
 from fedncv.methods.switches.drift_clients import with_drift_at_clients
-from fedncv.methods.switches.through import revealing, through
+from fedncv.methods.switches.through import corrected, revealing, through
 from fedncv.rows import AnyRows, rows_of, with_rows
 
 
@@ -107,7 +107,7 @@ def with_drift(method: Method, config: Config = Config()) -> Method:
 
     def direction(ask: Ask, y_P: Tensor, batch: Batch, down: Down, own: Any, scratch: Any) -> tuple[Tensor, Any]:
         d_P, scratch = method.direction(ask, y_P, batch, down.down, own, scratch)
-        return d_P - down.e_P, scratch
+        return corrected(d_P, down.e_P), scratch
 
     def finish(ask: Ask, y_P: Tensor, work: Work, down: Down, own: Any, scratch: Any) -> tuple[Up, Any]:
         up, own = method.finish(ask, y_P, work, down.down, own, scratch)

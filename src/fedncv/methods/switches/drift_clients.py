@@ -30,7 +30,7 @@ from fedncv.methods.base import (
     field_of,
     for_all,
 )
-from fedncv.methods.switches.through import revealing, through
+from fedncv.methods.switches.through import corrected, revealing, through
 
 
 class Tracked(NamedTuple):
@@ -78,7 +78,7 @@ def with_drift_at_clients(method: Method, model: Callable[[Any], Tensor], alpha:
 
     def direction(ask: Ask, y_P: Tensor, batch: Batch, down: Down, own: Own, scratch: Any) -> tuple[Tensor, Any]:
         d_P, inner = method.direction(ask, y_P, batch, down.down, own.own, scratch.scratch)
-        return d_P - scratch.e_P, Scratch(inner, scratch.e_P)
+        return corrected(d_P, scratch.e_P), Scratch(inner, scratch.e_P)
 
     def finish(ask: Ask, y_P: Tensor, work: Work, down: Down, own: Own, scratch: Any) -> tuple[Up, Own]:
         up, kept = method.finish(ask, y_P, work, down.down, own.own, scratch.scratch)

@@ -39,7 +39,7 @@ from fedncv.methods.base import (
 )
 from fedncv.methods.sums import Replies
 from fedncv.methods.switches.label_shares import Shares, shares_of
-from fedncv.methods.switches.through import revealing, through
+from fedncv.methods.switches.through import corrected, revealing, through
 
 TELLS = "the number of its samples of each class, once, when it joins"
 
@@ -133,7 +133,7 @@ def with_labels(method: Method, config: Config = Config()) -> Method:
 
     def direction(ask: Ask, y_P: Tensor, batch: Batch, down: Down, own: Any, scratch: Any) -> tuple[Tensor, Any]:
         d_P, scratch = method.direction(ask, y_P, batch, down.down, own, scratch)
-        return d_P - down.e_P, scratch
+        return corrected(d_P, down.e_P), scratch
 
     def finish(ask: Ask, y_P: Tensor, work: Work, down: Down, own: Any, scratch: Any) -> tuple[Up, Any]:
         up, own = method.finish(ask, y_P, work, down.down, own, scratch)

@@ -6,6 +6,9 @@ server functions read that field; the switch then replaces ``init``, ``step`` an
 
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from fedncv.methods.base import BufferRule, Method
 
 
@@ -29,6 +32,13 @@ def revealing(method: Method, **fields: str) -> dict[str, str]:
         if field in method.reveals:
             raise ValueError(f"the method sends a field {field!r} already, which this switch would add; rename it")
     return {**method.reveals, **fields}
+
+
+def corrected(d_P: Tensor, e_P: Tensor) -> Tensor:
+    """Return the direction d - e; personal parameters behind the model's, which have no correction, keep theirs."""
+    if len(d_P) == len(e_P):
+        return d_P - e_P
+    return torch.cat([d_P[: len(e_P)] - e_P, d_P[len(e_P) :]])
 
 
 def _rule_through(rule: Any) -> Any:
