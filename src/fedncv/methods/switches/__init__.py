@@ -11,15 +11,20 @@ from fedncv.methods.base import Method
 from fedncv.methods.switches import (
     blend,
     calibrated,
+    clipped,
     drift,
     even_samples,
     horvitz_thompson,
+    krum,
     label_prior,
     labels,
+    median,
     memory,
+    poisoned,
     sample_level,
     server_average,
     server_momentum,
+    trimmed,
 )
 from fedncv.spec import nearest
 
@@ -31,6 +36,10 @@ class Switch(NamedTuple):
 
 
 SWITCHES: dict[str, Switch] = {
+    "median": Switch(median.with_median, median.Config, "combine replies by their coordinate-wise median"),
+    "trimmed": Switch(trimmed.with_trimmed, trimmed.Config, "combine replies by their coordinate-wise trimmed mean"),
+    "krum": Switch(krum.with_krum, krum.Config, "average the replies that have the most others near them"),
+    "clipped": Switch(clipped.with_clipped, clipped.Config, "shorten replies that are longer than most others"),
     "memory": Switch(memory.with_memory, memory.Config, "use stored updates for absent clients"),
     "labels": Switch(labels.with_labels, labels.Config, "predict updates from label shares, as a control variate"),
     "ht": Switch(horvitz_thompson.with_horvitz_thompson, horvitz_thompson.Config, "average with unbiased weights"),
@@ -44,6 +53,7 @@ SWITCHES: dict[str, Switch] = {
     "prior": Switch(label_prior.with_prior, label_prior.Config, "train and predict with the client's label prior"),
     "momentum": Switch(server_momentum.with_momentum, server_momentum.Config, "momentum at the server"),
     "average": Switch(server_average.with_average, server_average.Config, "use the average of the latest models"),
+    "poisoned": Switch(poisoned.with_poisoned, poisoned.Config, "let some clients attack, for studies"),
 }
 
 

@@ -27,7 +27,7 @@ from fedncv.estimators import Slopes, no_slopes, observe_labels, predicted, slop
 from fedncv.methods.base import Ask, Batch, Federation, Method, ServerAsk, Stepped, Work, combined, field_of, sums_of
 from fedncv.methods.sums import Replies
 from fedncv.methods.switches.label_shares import Shares, shares_of
-from fedncv.methods.switches.through import revealing, through
+from fedncv.methods.switches.through import refuse_robust, revealing, through
 
 TELLS = "the number of its samples of each class, once, when it joins"
 
@@ -86,6 +86,7 @@ def memory(num_classes: int, x_P: Tensor) -> Slopes:
 def with_labels(method: Method, config: Config = Config()) -> Method:
     """Return ``method`` with a control variate that is predicted from the clients' label shares."""
     chain = "fedavg+labels"
+    refuse_robust(method, "labels", "adds a regression over all replies to the mean, which has no bound then")
     if "delta_P" not in method.reveals or method.model is None or method.weights.get("delta_P") == "one":
         raise ValueError(f"labels needs clients that send their update, averaged by samples, as in {chain}")
     if config.at == "server" and method.combine is not None:
