@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from federations import FULL_FEDNCV, everyone, full_fedncv, quadratics, tiny, train
+from federations import FULL_FEDNCV, ROBUST, everyone, full_fedncv, quadratics, tiny, train
 from torch.testing import assert_close
 
 import fedncv.methods
@@ -19,7 +19,8 @@ from fedncv.methods.base import Ask, Batch, ServerAsk, Work, sums_from_totals, t
 from fedncv.methods.base import aggregate as aggregate_server
 from fedncv.tree import all_finite, leaves, row, stack, tree_map
 
-every_method = pytest.mark.parametrize("name", [*METHODS, FULL_FEDNCV])
+robust = [pytest.param(name, marks=[pytest.mark.slow] if "trimmed" not in name else []) for name in ROBUST]
+every_method = pytest.mark.parametrize("name", [*METHODS, FULL_FEDNCV, *robust])
 
 
 def same(tree, other):
