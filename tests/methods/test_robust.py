@@ -11,11 +11,13 @@ from torch.testing import assert_close
 
 from fedncv.engine.local import train as train_client
 from fedncv.engine.problem import arrivals, start
+from fedncv.engine.relay import returned
 from fedncv.engine.round import Reply, aggregate
-from fedncv.engine.sequential import run_round
+from fedncv.engine.sequential import outcomes, run_round
 from fedncv.methods import find_method
 from fedncv.methods.base import Replies, sums_of
 from fedncv.methods.fedavg import Up
+from fedncv.methods.fedexp import Up as SquaredUp
 from fedncv.methods.switches.clipped import clipped, threshold
 from fedncv.methods.switches.krum import chosen, scores
 from fedncv.methods.switches.median import median
@@ -194,6 +196,23 @@ def test_the_mean_of_the_rows_moves_and_scales_with_the_replies(rule):
     assert_close(mean(w_S, screened(rule, -3 * a_SP, w_S)), -3 * found_P)
     if not rule.startswith("clipped"):
         assert_close(mean(w_S, screened(rule, a_SP + 5, w_S)), found_P + 5)
+
+
+@pytest.mark.parametrize(
+    ("rule", "f"),
+    [("median", 2), ("trimmed", 1), ("trimmed:share=0.4", 2), ("krum", 1), ("krum:share=0.4", 1), ("clipped", 1)],
+)
+def test_a_round_says_how_many_bad_replies_it_withstands(rule, f):
+    """Of five: krum needs |S| >= 2f + 2, the others |S| >= 2f + 1. The fourth of the norms 1, …, 5 is the threshold."""
+    a_SP = torch.diag(vector(5, 3, 1, 2, 4))
+    method = find_method(f"fedexp+{rule}")
+    ups = SquaredUp(a_SP, a_SP.square().sum(dim=1))
+    server = method.init(a_SP[0], None)
+    robust = method.combine(server, Replies(ups, torch.arange(5), torch.ones(5), torch.ones(5)))
+    numbers = method.step(None, server, robust).numbers
+    assert numbers["withstands"] == f
+    assert numbers["eta_g"] >= 1  # the method's own stay
+    assert numbers.get("clip_norm", 4) == 4
 
 
 def test_trimming_all_but_the_middle_is_the_median():
@@ -377,7 +396,15 @@ def test_two_rules_are_refused():
 
 @pytest.mark.parametrize("rule", ROBUST)
 def test_the_server_needs_each_reply_so_neither_secure_sums_nor_partial_sums_serve(rule):
+    """A worker of a Ray cluster returns the replies themselves, and no sum of them."""
     assert find_method(f"fedavg+{rule}").form == "each reply"
+    problem = tiny(f"fedavg+{rule}")
+    found = list(outcomes(problem, start(problem), everyone(0, 1, 2)))
+    sent = returned(problem, found)
+    assert sent.partial is None
+    for ours, theirs in zip(sent.outcomes, found, strict=True):
+        assert torch.equal(ours.trained.up.delta_P, theirs.trained.up.delta_P)
+    assert returned(tiny("fedavg"), found).partial is not None
 
 
 @pytest.mark.parametrize("rule", ["trimmed", "krum", "clipped"])
