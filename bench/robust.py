@@ -52,6 +52,11 @@ PROTOCOL: dict[str, Any] = {
     "eval_every": 0, "after_every": 0, "engine": "stacked",
 }  # fmt: skip
 PICTURES, SIDE = 20_000, 8
+TITLES = {
+    "iid": "equal distributions",
+    "dirichlet:alpha=0.5": "Dirichlet(0.5)",
+    "dirichlet:alpha=0.1": "Dirichlet(0.1)",
+}
 WORDS = {"none": "no attack", "label_flip": "labels flipped", "sign_flip": "sign flipped, x10", "scaled": "scaled x10"}
 
 
@@ -100,7 +105,13 @@ def table(rows: list[dict[str, Any]]) -> str:
     for partition in [p for p in PARTITIONS if any(row["partition"] == p for row in rows)]:
         conditions = PARTITIONS[partition]
         head = [f"{WORDS[attack]}, {share:.0%}" if share else WORDS[attack] for attack, share in conditions]
-        lines += ["", f"**{partition}**", "", f"| method | {' | '.join(head)} |", "|---" * (len(head) + 1) + "|"]
+        lines += [
+            "",
+            f"**{TITLES[partition]}**",
+            "",
+            f"| method | {' | '.join(head)} |",
+            "|---" * (len(head) + 1) + "|",
+        ]
         for chain, name in CHAINS.items():
             cells = []
             for attack, share in conditions:
@@ -114,28 +125,36 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def figure(rows: list[dict[str, Any]], path: Path) -> None:
-    """Draw the accuracy of each FedAvg chain and of FedNCV under every attack, a panel per partition."""
+    """Draw a map per partition: accuracy in words, colour for the points lost against the plain method unattacked."""
     import matplotlib.pyplot as plt
 
     partitions = [p for p in PARTITIONS if any(row["partition"] == p for row in rows)]
     chains = [chain for chain in CHAINS if any(row["chain"] == chain for row in rows)]
-    fig, axes = plt.subplots(1, len(partitions), figsize=(5 * len(partitions), 4.6), sharey=True, squeeze=False)
-    colours = plt.get_cmap("tab10")
+    widths = [len(PARTITIONS[partition]) for partition in partitions]
+    fig, axes = plt.subplots(
+        1, len(partitions), figsize=(2.4 + 0.72 * sum(widths), 1.4 + 0.34 * len(chains)), sharey=True, squeeze=False,
+        width_ratios=widths, layout="constrained",
+    )  # fmt: skip
     for axis, partition in zip(axes[0], partitions, strict=True):
+        lost = np.full((len(chains), len(PARTITIONS[partition])), np.nan)
         for i, chain in enumerate(chains):
-            found = [scores_of(rows, chain, attack, share, partition) for attack, share in CONDITIONS]
-            x = np.arange(len(CONDITIONS)) + (i - len(chains) / 2) * 0.07
-            axis.plot(x, [np.mean(each) if each else np.nan for each in found], "o", ms=4.5, color=colours(i % 10),
-                      label=CHAINS[chain], mfc="none" if chain.startswith("fedncv") else None)  # fmt: skip
-        axis.set_xticks(range(len(CONDITIONS)))
-        axis.set_xticklabels([f"{a.replace('_', ' ')}\n{s:.0%}" if s else a for a, s in CONDITIONS], fontsize=7)
-        axis.axhline(10, color="0.6", lw=0.8, ls=":")
-        axis.set_title(partition, fontsize=10)
-        axis.grid(axis="y", alpha=0.3)
-    axes[0][0].set_ylabel("accuracy of honest clients, %")
-    fig.legend(*axes[0][0].get_legend_handles_labels(), loc="lower center", ncol=5, fontsize=8, frameon=False)
-    fig.tight_layout(rect=(0, 0.1, 1, 1))
+            plain = scores_of(rows, chain.partition("+")[0], "none", 0.0, partition)
+            for j, (attack, share) in enumerate(PARTITIONS[partition]):
+                found = scores_of(rows, chain, attack, share, partition)
+                if found and plain:
+                    lost[i, j] = np.mean(plain) - np.mean(found)
+                    colour = "white" if lost[i, j] > 14 else "black"
+                    axis.text(j, i, f"{np.mean(found):.0f}", ha="center", va="center", fontsize=8, color=colour)
+        drawn = axis.imshow(lost, vmin=0, vmax=25, cmap="Reds", aspect="auto")
+        axis.set_yticks(range(len(chains)), [CHAINS[chain] for chain in chains], fontsize=8)
+        labels = [
+            f"{WORDS[attack]}\n{share:.0%}" if share else WORDS[attack] for attack, share in PARTITIONS[partition]
+        ]
+        axis.set_xticks(range(len(labels)), labels, fontsize=7, rotation=45, ha="right")
+        axis.set_title(TITLES[partition], fontsize=9)
+    fig.colorbar(drawn, ax=axes[0].tolist(), label="points lost", pad=0.01)
     fig.savefig(path, dpi=150)
+    plt.close(fig)
 
 
 def main() -> None:

@@ -86,6 +86,13 @@ def test_the_scores_of_krum_are_sums_of_squares_to_the_nearest_others():
     assert_close(rows[:, 0], vector(0, 1, 2 / 3, 2 / 3, 2 / 3))  # 0 and 1 with weights 1 and 2
 
 
+def test_scores_keep_their_digits_where_replies_have_much_in_common():
+    """In single precision, with the 26 rows from which torch would compute distances from products."""
+    near_SP = (100 + 0.01 * honest(26)).float()
+    squares_SS = (near_SP[:, None] - near_SP[None]).double().square().sum(dim=2)
+    assert_close(scores(near_SP, 1).double(), squares_SS.sort(dim=1).values[:, 1:24].sum(dim=1), rtol=1e-5, atol=0)
+
+
 def test_clipping_keeps_directions_and_the_short_replies():
     a_SP = torch.stack([vector(3, 4), vector(0, 1), vector(-60, 80), vector(6, 8)])
     assert_close(threshold(a_SP, 1), torch.tensor(10.0, dtype=torch.float64))

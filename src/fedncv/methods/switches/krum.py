@@ -10,8 +10,9 @@
 It withstands f bad replies: every reply chosen is within sqrt(|S| - f - 2) * D of an honest one, D the largest distance
 between two honest ones, because its score is at most the largest honest one and an honest client is among its nearest.
 With f + 1 bad replies multi-Krum has to keep one of them; |S| - f - 1 equal ones have score 0, and Krum chooses them.
-Its bound is one of distances: a bad reply near the honest ones is averaged with them. Scores do not depend on sizes; the mean of those chosen goes by samples. With
-three or fewer replies f is 0, and nobody is withstood; every row of the run has the number ``withstands``.
+Its bound is one of distances: a bad reply near the honest ones is averaged with them. Scores do not depend on sizes; the
+mean of those chosen goes by samples. With three or fewer replies f is 0, and nobody is withstood; every row of the run
+has the number ``withstands``.
 
 Cost: all distances, |S|^2 * P operations at the server; messages do not change. The price without any bad client: f
 honest clients are left out, those most unlike the others, the same ones in every round if data differ. keep=1 steps
@@ -51,7 +52,7 @@ class Config:
 def scores(a_SP: Tensor, f: int) -> Tensor:
     """Return the sum of squared distances from each row to its nearest |S| - f - 2 others."""
     near = min(max(len(a_SP) - f - 2, 1), len(a_SP) - 1)
-    a_SP = a_SP.double()  # a difference of large numbers needs the digits
+    # from differences: |a|^2 + |b|^2 - 2ab loses its digits if the replies have much in common
     squares_SS = torch.cdist(a_SP, a_SP, compute_mode="donot_use_mm_for_euclid_dist").square()
     squares_SS.fill_diagonal_(torch.inf)  # not one of its own neighbours
     return squares_SS.sort(dim=1).values[:, :near].sum(dim=1)
