@@ -18,10 +18,11 @@ from fedncv.methods import find_method
 from fedncv.methods.base import Replies, sums_of
 from fedncv.methods.fedavg import Up
 from fedncv.methods.fedexp import Up as SquaredUp
+from fedncv.methods.fednova import Up as NovaUp
 from fedncv.methods.switches.clipped import clipped, threshold
 from fedncv.methods.switches.krum import chosen, scores
 from fedncv.methods.switches.median import median
-from fedncv.methods.switches.robust import withstood
+from fedncv.methods.switches.robust import fields_screened, withstood
 from fedncv.methods.switches.through import ROBUST
 from fedncv.methods.switches.trimmed import trimmed
 from fedncv.tree import tree_map_named
@@ -323,6 +324,15 @@ def test_statistics_and_single_numbers_are_trimmed_where_norms_mean_nothing(rule
     reach = max(float((trained.up.d_P).norm()) for trained in good)
     if rule.startswith("clipped"):
         assert (state.server.x_P - after.server.x_P).norm() <= float(a_S.max()) * reach + 1e-9
+
+
+@pytest.mark.parametrize("rule", ["krum:share=0.3", "clipped:share=0.3"])
+def test_arrays_go_by_the_rule_and_single_numbers_by_the_trimmed_mean(rule):
+    method, n_S = find_method(f"fednova+{rule}"), vector(1, 2, 3, 4, 5)
+    ups = NovaUp(honest(5), vector(3, -1e6, 4, 9, 6))
+    found = fields_screened(method, method.screen, Replies(ups, torch.arange(5), n_S, torch.ones(5))).ups
+    assert torch.equal(found.d_P, screened(rule, ups.d_P, n_S))
+    assert_close(found.a, vector(4, 4, 4, 4, 4))  # f = 2 of five: only the middle one, 4, is kept
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -10,9 +10,9 @@
 It withstands f bad replies: every reply chosen is within sqrt(|S| - f - 2) * D of an honest one, D the largest distance
 between two honest ones, because its score is at most the largest honest one and an honest client is among its nearest.
 With f + 1 bad replies multi-Krum has to keep one of them; |S| - f - 1 equal ones have score 0, and Krum chooses them.
-Its bound is one of distances: a bad reply near the honest ones is averaged with them. Scores do not depend on sizes; the
-mean of those chosen goes by samples. With three or fewer replies f is 0, and nobody is withstood; every row of the run
-has the number ``withstands``.
+Its bound is one of distances: a bad reply near the honest ones is averaged with them. Scores do not depend on sizes;
+the mean of those chosen goes by samples. With three or fewer replies f is 0, and nobody is withstood; every row of the
+run has the number ``withstands``.
 
 Cost: all distances, |S|^2 * P operations at the server; messages do not change. The price without any bad client: f
 honest clients are left out, those most unlike the others, the same ones in every round if data differ. keep=1 steps
