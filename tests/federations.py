@@ -27,6 +27,13 @@ def full_fedncv(knobs="", more=""):
 
 
 FULL_FEDNCV = full_fedncv()
+ROBUST = (
+    "scaffold+median",
+    "fedncv:momentum=off+trimmed:share=0.3",
+    "fednova+krum:share=0.3",
+    "fedexp:epsilon=0.1+clipped",
+)
+"""A chain for every rule of robust combining, with fields of every kind: arrays, single numbers, memory."""
 
 
 def bare_fedncv(

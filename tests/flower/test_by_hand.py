@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedncv[flower]'")
 
 import torch
-from federations import FULL_FEDNCV, full_fedncv, model_of
+from federations import FULL_FEDNCV, ROBUST, full_fedncv, model_of
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from safetensors.torch import load_file
 
@@ -34,7 +34,9 @@ def config(tools):
     return replace(tools.config, clients=3, per_round=2, rounds=ROUNDS, epochs=1)
 
 
-@pytest.mark.parametrize("method", [*METHODS, FULL_FEDNCV])
+@pytest.mark.parametrize(
+    "method", [*METHODS, FULL_FEDNCV, ROBUST[1], *(pytest.param(name, marks=pytest.mark.slow) for name in ROBUST[2:])]
+)
 def test_every_method_has_the_sequential_engine_s_bits_and_sends_only_what_it_declares(method, by_hand, tools, config):
     """Requests: the method's down, numbers of rounds, what must be equal. Replies: the declared fields of up."""
     config = replace(config, method=method)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from federations import FULL_FEDNCV, everyone, full_fedncv, quadratics, tiny, train
+from federations import FULL_FEDNCV, ROBUST, everyone, full_fedncv, quadratics, tiny, train
 from torch.testing import assert_close
 
 import fedncv.methods
@@ -22,7 +22,8 @@ from fedncv.optimizers import find_optimizer
 from fedncv.tree import all_finite, leaves, row, stack, tree_map
 
 SGD = find_optimizer("sgd")
-every_method = pytest.mark.parametrize("name", [*METHODS, FULL_FEDNCV])
+robust = [pytest.param(name, marks=[pytest.mark.slow] if "trimmed" not in name else []) for name in ROBUST]
+every_method = pytest.mark.parametrize("name", [*METHODS, FULL_FEDNCV, *robust])
 
 
 def same(tree, other):

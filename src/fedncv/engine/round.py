@@ -172,6 +172,8 @@ def aggregate(
     if partials is None:
         collected, b_SR = collect(problem, replies)
         given = base.combined(problem.method, state.server, collected)
+        if problem.method.screen is not None and problem.buffer_rule != "personal":
+            b_SR = problem.method.screen.coordinates(b_SR, collected.sizes_S)
         buffers = _buffers(problem, ask, state, weighted_sum(collected.weight_S, b_SR), (b_SR, collected))
     else:
         totals_S, sum_R = reduce(Partial.plus, partials)

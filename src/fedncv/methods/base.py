@@ -51,7 +51,7 @@ from fedncv.tree import leaves, row
 
 __all__ = [
     "Ask", "Batch", "BufferRule", "Client", "Federation", "FineTuning", "Method", "Notes", "Phase", "Prediction",
-    "Replies", "ServerAsk", "Step", "Stepped", "Sums", "Survey", "Totals", "Weight", "Work", "aggregate", "combined",
+    "Replies", "Rule", "Screen", "ServerAsk", "Step", "Stepped", "Sums", "Survey", "Totals", "Weight", "Work", "aggregate", "combined",
     "field_of", "for_all", "moved_by", "rows_at", "sums_from_totals", "sums_of", "take_step", "totals_of",
     "weighted_sum",
 ]  # fmt: skip
@@ -164,6 +164,17 @@ class BufferRule(NamedTuple):
     """All clients receive the same statistics. A study may then choose personal ones instead."""
 
 
+Rule = Callable[[Tensor, Tensor], Tensor]
+"""(a_SP, w_S) -> rows a'_SP whose mean with the weights w is a robust mean of a_SP."""
+
+
+class Screen(NamedTuple):
+    """Rules that limit what a few bad replies can do."""
+
+    rows: Rule  # for arrays
+    coordinates: Rule  # for running statistics and for fields of one number, as (S, 1)
+
+
 class Method(NamedTuple):
     """Functions and facts of one method (see the top of the file). Usually made with ``fedavg()._replace(…)``."""
 
@@ -209,6 +220,11 @@ class Method(NamedTuple):
     finetune: FineTuning | None = None
     refuses: Mapping[str, str] = {}
     """Switch -> the reason why it cannot be added."""
+    screen: Screen | None = None
+    """Rules of robust combining. The server applies them to running statistics; ``combine`` has applied them to the
+    fields of ``up``, and a switch that stores single replies applies them to what it stores."""
+    only_simulated: str = ""
+    """Reason why a real federation must not use it; empty: it may."""
 
     @property
     def form(self) -> str:

@@ -12,16 +12,21 @@ from fedncv.methods.space import Even, Log, Range
 from fedncv.methods.switches import (
     blend,
     calibrated,
+    clipped,
     drift,
     even_samples,
     finetune,
     horvitz_thompson,
+    krum,
     label_prior,
     labels,
+    median,
     memory,
+    poisoned,
     sample_level,
     server_average,
     server_momentum,
+    trimmed,
 )
 from fedncv.spec import nearest
 
@@ -34,6 +39,10 @@ class Switch(NamedTuple):
 
 
 SWITCHES: dict[str, Switch] = {
+    "median": Switch(median.with_median, median.Config, "combine replies by their coordinate-wise median"),
+    "trimmed": Switch(trimmed.with_trimmed, trimmed.Config, "combine replies by their coordinate-wise trimmed mean"),
+    "krum": Switch(krum.with_krum, krum.Config, "average the replies that have the most others near them"),
+    "clipped": Switch(clipped.with_clipped, clipped.Config, "shorten replies that are longer than most others"),
     "memory": Switch(
         memory.with_memory, memory.Config, "use stored updates for absent clients", {"beta": Even(0.1, 1.0)}
     ),
@@ -81,6 +90,7 @@ SWITCHES: dict[str, Switch] = {
     "finetune": Switch(
         finetune.with_finetune, finetune.Config, "score after a local training of its own", {"lr": Log(0.003, 0.3)}
     ),
+    "poisoned": Switch(poisoned.with_poisoned, poisoned.Config, "let some clients attack, for studies"),
 }
 
 

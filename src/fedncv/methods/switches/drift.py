@@ -82,6 +82,11 @@ def with_drift(method: Method, config: Config = Config()) -> Method:
         raise ValueError("drift needs clients that send their update of a shared model, as in fedavg+drift")
     if "labels" in method.switches and "total_step" in method.reveals:
         raise ValueError("drift and labels:at=client both correct client drift; use one, as in fedavg+drift")
+    if "median" in method.switches:
+        raise ValueError(
+            "drift cannot be used with median, which leaves nothing of single clients to correct; use trimmed, as in "
+            "fedncv+trimmed"
+        )
     if config.memory == "clients":
         return with_drift_at_clients(method, model, float(config.alpha))
 
@@ -117,6 +122,8 @@ def with_drift(method: Method, config: Config = Config()) -> Method:
         inner, ids_S = replies._replace(ups=replies.ups.up), replies.ids_S.cpu()  # the only wait for the device
         e_SP, c_SP = corrections(drift, ids_S)
         c_new_SP = field_of(inner.ups, "delta_P") / replies.ups.total_step[:, None] + e_SP
+        if method.screen is not None:  # total_step is of single clients, so it is not screened; what it makes is
+            c_new_SP = method.screen.rows(torch.nan_to_num(c_new_SP, 0.0, 0.0, 0.0), replies.sizes_S)
         seen_S = torch.tensor([u in drift.c for u in ids_S.tolist()]).to(drift.n_N.device, non_blocking=True)
         old_S, n_S = drift.n_N[replies.ids_S] * seen_S, replies.sizes_S.to(drift.n_N)  # no old terms for new clients
         after = drift._replace(

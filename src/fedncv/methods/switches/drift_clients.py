@@ -30,7 +30,7 @@ from fedncv.methods.base import (
     field_of,
     for_all,
 )
-from fedncv.methods.switches.through import corrected, revealing, through
+from fedncv.methods.switches.through import ROBUST, corrected, revealing, through
 
 
 class Tracked(NamedTuple):
@@ -94,7 +94,7 @@ def with_drift_at_clients(method: Method, model: Callable[[Any], Tensor], alpha:
         sum_c = WeightedSum(total_P + sums.sum("dc_P"), size + sums.sum("new"))
         return stepped._replace(server=Tracked(stepped.server, sum_c))
 
-    switch = next((name for name in ("memory", "ht") if name in method.switches), "")
+    switch = next((name for name in ("memory", "ht", *ROBUST) if name in method.switches), "")
     if switch:
         raise ValueError(
             f"drift:memory=clients hides single replies from the server, but +{switch} needs them; "

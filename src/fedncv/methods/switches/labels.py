@@ -39,7 +39,7 @@ from fedncv.methods.base import (
 )
 from fedncv.methods.sums import Replies
 from fedncv.methods.switches.label_shares import Shares, shares_of
-from fedncv.methods.switches.through import corrected, revealing, through
+from fedncv.methods.switches.through import corrected, refuse_robust, revealing, through
 
 TELLS = "the number of its samples of each class, once, when it joins"
 
@@ -98,6 +98,7 @@ def memory(num_classes: int, x_P: Tensor) -> Slopes:
 def with_labels(method: Method, config: Config = Config()) -> Method:
     """Return ``method`` with a control variate that is predicted from the clients' label shares."""
     chain = "fedavg+labels"
+    refuse_robust(method, "labels", "adds a regression over all replies to the mean, which has no bound then")
     if "delta_P" not in method.reveals or method.model is None or method.weights.get("delta_P") == "one":
         raise ValueError(f"labels needs clients that send their update, averaged by samples, as in {chain}")
     if config.at == "server" and method.combine is not None:

@@ -11,6 +11,9 @@ from torch import Tensor
 
 from fedncv.methods.base import BufferRule, Method
 
+ROBUST = ("median", "trimmed", "krum", "clipped")
+"""Switches that set ``Method.screen``."""
+
 
 def through(method: Method) -> Method:
     """Return ``method`` with its server's state one level down, in the field ``server``."""
@@ -24,6 +27,13 @@ def through(method: Method) -> Method:
         with_model=with_model and (lambda state, x_P: state._replace(server=with_model(state.server, x_P))),
         buffers=_rule_through(method.buffers),
     )
+
+
+def refuse_robust(method: Method, name: str, why: str) -> None:
+    """Raise ValueError if the method combines its replies robustly."""
+    found = [each for each in ROBUST if each in method.switches]
+    if found:
+        raise ValueError(f"{name} cannot be used with {found[0]}: {name} {why}; leave one out, as in fedavg+{found[0]}")
 
 
 def revealing(method: Method, **fields: str) -> dict[str, str]:
