@@ -29,6 +29,9 @@ from fedncv.optimizers import Optimizer, find_optimizer, try_optimizer
 from fedncv.rows import AnyRows, rows_for
 from fedncv.spec import parse
 from fedncv.tasks import TASKS, Task, find_task
+from fedncv.topology.check import check_graph
+from fedncv.topology.network import SERVER, Topology, find_topology
+from fedncv.topology.rule import on_graph
 from fedncv.tree import num_bytes, row
 
 MESSAGE_BYTES = 1 << 28  # of messages of a model's size to make at a time, if all clients are asked
@@ -49,6 +52,7 @@ class Problem(NamedTuple):
     metrics: tuple[Metric, ...] = ()
     plain: Model | None = None  # the model with torch's layers, if ``model`` has compiled ones
     sample: sampling.Ids | None = None  # clients that are scored; None: all
+    topology: Topology | None = None  # of a federation without a server
 
     def at(self, round: int) -> "Problem":
         """Return the problem of a round: with a stream, clients hold the samples that have arrived by then."""
@@ -231,9 +235,25 @@ def build(
     )
     if given["method"] is not None or is_own(config.method):
         _try_method(problem)
+    problem = _without_server(problem)
     if made.layout.body.stop == made.layout.num_parameters:  # nothing to train in the head: can the method start?
         keeps(problem.at(0), start(problem), 0)
     return problem
+
+
+def _without_server(problem: Problem) -> Problem:
+    """Return the problem with all clients' copies of the server's state, if the study has a topology."""
+    config, method = problem.config, problem.method
+    check_graph(config, method)
+    if config.topology == SERVER:
+        return problem
+    topology = find_topology(config.topology, problem.federation.num_clients, config.seed)
+    if problem.buffer_rule == "personal":
+        method = method._replace(buffers="personal")
+    start_R = problem.model.start_R
+    mixed = 0 if method.buffers == "personal" else num_bytes(start_R)
+    method = on_graph(method, topology, problem.federation.sizes_N, statistics_bytes=mixed)
+    return problem._replace(method=method, topology=topology)
 
 
 def _label_counts(dataset: Dataset, clients: Clients) -> Tensor:

@@ -177,6 +177,9 @@ class Method(NamedTuple):
     """Switches that it already contains; adding one again is refused."""
     hand_out: Callable[[Any, Tensor], Any] | None = None
     """Like ``broadcast``, for inference, where that model differs from the one that clients train from."""
+    graph: Literal["any", "symmetric", "tree"] = "any"
+    """What it needs of a federation without a server (docs/topology.md): symmetric, the same symmetric weights in every
+    round; tree, relayed sums on a tree. Both need every client in every round, with a server too."""
 
     @property
     def form(self) -> str:
