@@ -37,9 +37,6 @@ def with_knobs(name, field):
 
 
 def small(name, **config):
-    """A tiny federation; without ``per_round`` if the method needs every client in every round."""
-    if find_method(name).graph != "any":
-        config.pop("per_round", None)
     return tiny(with_knobs(name, "quick"), **config)
 
 

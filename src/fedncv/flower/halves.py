@@ -46,7 +46,10 @@ def check(config: RunConfig) -> None:
         value, default = getattr(config, name), getattr(RunConfig, name)
         if value != default:
             raise ValueError(f"{name} is {value!r}: {why}; leave it at {default!r}")
-    tells = find_method(config.method).joining
+    method = find_method(config.method)
+    if method.graph != "any":
+        raise ValueError(f"{config.method} is for federations without a server (docs/topology.md); use it in a simulation")
+    tells = method.joining
     if tells:
         raise ValueError(
             f"{config.method} needs {', '.join(tells)} of every client when it joins, which a federation does not ask "

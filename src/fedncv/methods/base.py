@@ -179,7 +179,7 @@ class Method(NamedTuple):
     """Like ``broadcast``, for inference, where that model differs from the one that clients train from."""
     graph: Literal["any", "symmetric", "tree"] = "any"
     """What it needs of a federation without a server (docs/topology.md): symmetric, the same symmetric weights in every
-    round; tree, relayed sums on a tree. Both need every client in every round, with a server too."""
+    round; tree, relayed sums on a tree. Both need every client in every round, symmetric with a server too."""
 
     @property
     def form(self) -> str:

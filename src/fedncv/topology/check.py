@@ -17,7 +17,8 @@ def check_graph(config: RunConfig, method: Method | None) -> None:
     """Raise ValueError if these settings, or the method, do not fit the topology. None: it is known later."""
     text, name = config.topology, short_name(config.method)
     everyone = config.per_round == config.clients and not config.dropout and config.diverged == "stop"
-    if method is not None and method.graph != "any" and not everyone:
+    needed = method is not None and method.graph != "any" and not (text == SERVER and method.graph == "tree")
+    if needed and not everyone:
         raise ValueError(
             f"{name} needs every client in every round: set per_round to {config.clients}, the number of clients, "
             "dropout to 0 and diverged to stop"
@@ -55,7 +56,9 @@ def _check_method(config: RunConfig, method: Method, topology: Topology, name: s
             f"and on a graph everyone has only weighted sums{instead or '; use a method in the sums form'}"
         )
     if method.joining:
-        raise ValueError(f"{name} cannot run without a server: clients tell it {', '.join(method.joining)} as they join")
+        raise ValueError(
+            f"{name} cannot run without a server: clients tell it {', '.join(method.joining)} as they join"
+        )
     if method.graph == "symmetric" and (not topology.symmetric or topology.changes):
         raise ValueError(
             f"{name} needs the same symmetric weights in every round, which {text!r} does not have; use a fixed "

@@ -139,10 +139,14 @@ def edges(num_clients: int, _rng: Rng, _round: int, *, path: Path) -> Links:
         if not words:
             continue
         if len(words) != 2 or not all(word.isascii() and word.isdigit() for word in words):
-            raise ValueError(f"{path}, line {number}: {line.strip()!r:.80} is not an edge; write two clients, as in 0 1")
+            raise ValueError(
+                f"{path}, line {number}: {line.strip()!r:.80} is not an edge; write two clients, as in 0 1"
+            )
         u, v = map(int, words)
         if max(u, v) >= num_clients:
-            raise ValueError(f"{path}, line {number}: there is no client {max(u, v)}; clients are 0 to {num_clients - 1}")
+            raise ValueError(
+                f"{path}, line {number}: there is no client {max(u, v)}; clients are 0 to {num_clients - 1}"
+            )
         if u == v:
             raise ValueError(f"{path}, line {number}: client {u} is linked to itself; leave the line out")
         found.append((u, v))
@@ -158,7 +162,9 @@ def matrix(num_clients: int, _rng: Rng, _round: int, *, path: Path) -> Links:
 
 def read_matrix(path: Path, num_clients: int) -> NDArray[np.float64]:
     """Return the N x N numbers of a text file."""
-    rows = [line.replace(",", " ").split() for line in (each.partition("#")[0] for each in _lines(path)) if line.strip()]
+    rows = [
+        line.replace(",", " ").split() for line in (each.partition("#")[0] for each in _lines(path)) if line.strip()
+    ]
     if len(rows) != num_clients or any(len(row) != num_clients for row in rows):
         lengths = sorted({len(row) for row in rows})
         raise ValueError(

@@ -14,7 +14,7 @@ def per_row(function: Callable[..., Any], *trees: Any) -> Any:
 
     Numbers of Python in the trees are the same for all rows, in what is given and in what is returned.
     """
-    given = [leaf for _, leaf in leaves(trees) if isinstance(leaf, Tensor)]
+    given = [leaf for _, leaf in leaves(tuple(trees)) if isinstance(leaf, Tensor)]
     if not given:
         return function(*trees)
     form: Any = None
