@@ -1,10 +1,10 @@
 """Where methods come to rest on parabolas f_u = a_u/2 (x - b_u)^2, on every graph that stays the same.
 
-A client's K local steps move it by m_u (x - b_u), m_u = 1 - (1 - lr a_u)^K. So D-PSGD rests where x = W (x - M (x - b)),
-a linear system. Methods that track rest at the optimum of the sum, sum a b / sum a, for any K.
+A client's K local steps move it by m_u (x - b_u), m_u = 1 - (1 - lr a_u)^K. So D-PSGD rests where
+x = W (x - M (x - b)), a linear system. Methods that track rest at the optimum of the sum, sum a b / sum a, for any K.
 
-On parabolas a round is an affine map of the state, z <- P z + q. The engine's own rounds give P and q, a round for every
-number of the state; then a million rounds are a power of a matrix.
+On parabolas a round is an affine map of the state, z <- P z + q. The engine's own rounds give P and q, a round for
+every number of the state; then thousands of rounds are a power of a matrix.
 """
 
 import numpy as np
@@ -50,7 +50,7 @@ def with_vector(state, z):
 
 
 def rest(method, text, *, steps=1, sizes=None):
-    """The clients' models after 2^40 rounds, and the largest eigenvalue that is not 1 of a round."""
+    """The clients' models after 2^12 rounds, and the largest eigenvalue that is not 1 of a round."""
     problem = on(text, method, lr=LR, steps=steps, sizes=sizes)
     state = start(problem)
     for _ in range(7):  # all flags are set, and relayed sums have arrived

@@ -48,7 +48,9 @@ def check(config: RunConfig) -> None:
             raise ValueError(f"{name} is {value!r}: {why}; leave it at {default!r}")
     method = find_method(config.method)
     if method.graph != "any":
-        raise ValueError(f"{config.method} is for federations without a server (docs/topology.md); use it in a simulation")
+        raise ValueError(
+            f"{config.method} is for federations without a server (docs/topology.md); use it in a simulation"
+        )
     tells = method.joining
     if tells:
         raise ValueError(

@@ -25,8 +25,6 @@ from torch import Tensor
 from fedncv.topology.graphs import Links, among
 from fedncv.tree import tree_map
 
-Matrix = NDArray[np.float64] | csr_array
-
 DENSE = 1 / 8  # share of entries that are not zero from which on a dense product is faster
 TOLERANCE = 1e-9  # of sums that should be one
 SMALL = 256  # clients up to which the spectral gap is computed from the dense matrix
@@ -83,10 +81,9 @@ def _with_rest(
     return Mixing(W_NN, len(u), awake_N)
 
 
-def check_rows(W_NN: Matrix) -> None:
+def check_rows(W_NN: csr_array) -> None:
     """Raise ValueError unless W holds weights: finite, none negative, rows that sum to one."""
-    values = W_NN.data if isinstance(W_NN, csr_array) else W_NN
-    if not np.isfinite(values).all() or (values < 0).any():
+    if not np.isfinite(W_NN.data).all() or (W_NN.data < 0).any():
         raise ValueError("weights must be finite and not negative; make all numbers of the matrix at least 0")
     sums_N = np.asarray(W_NN.sum(axis=1))
     wrong = np.flatnonzero(np.abs(sums_N - 1) > TOLERANCE)
@@ -111,8 +108,8 @@ def spectral_gap(mixing: Mixing) -> float:
         return _clipped(1 - float(np.linalg.norm(dense - dense.mean(axis=0), 2)))
 
     def away(x: NDArray[np.float64]) -> NDArray[np.float64]:
-        y: NDArray[np.float64] = W @ x.ravel()
-        return y - y.mean()
+        y: NDArray[np.float64] = np.asarray(W @ x.ravel())
+        return np.asarray(y - y.mean())
 
     def back(x: NDArray[np.float64]) -> NDArray[np.float64]:
         x = x.ravel()

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedncv import keys, spec
+from fedncv.fingerprint import fingerprint
 from fedncv.topology import graphs
 from fedncv.topology.graphs import Links, is_tree, num_parts
 from fedncv.topology.mixing import TOLERANCE, Mixing, check_rows, given, metropolis, received
@@ -75,13 +76,24 @@ class Topology(NamedTuple):
         return _mixing(self.text, self.num_clients, self.seed, round if self.changes else 0, awake)
 
     @property
+    def mark(self) -> str:
+        """A fingerprint of a graph that was read from a file, which may change; "" for all others."""
+        if self.name not in ("edges", "matrix"):
+            return ""
+        W_NN = self.mixing(0).W_NN
+        return fingerprint((W_NN.indptr, W_NN.indices, W_NN.data))
+
+    @property
     def is_tree(self) -> bool:
         return not self.changes and self.symmetric and is_tree(self.links(), self.num_clients)
 
 
 def parsed(text: str) -> tuple[Kind, dict[str, object]]:
     """Return the kind and the knobs of a topology. Raise ValueError for one that does not exist."""
-    kinds = {SERVER: _no_knobs, **{name: kind.links for name, kind in TOPOLOGIES.items()}}
+    kinds: dict[str, Callable[..., object]] = {
+        SERVER: _no_knobs,
+        **{name: kind.links for name, kind in TOPOLOGIES.items()},
+    }
     name, knobs = spec.parse(text, kinds, what="topology")
     return TOPOLOGIES[name], knobs
 

@@ -66,6 +66,7 @@ def relayed(value_N: Any, before: InFlight, way: Paths) -> tuple[Any, InFlight]:
     count_N = 1 + mixed(way.into_NE, c_E)
 
     def mean(a_N: Tensor, arrived_N: Tensor) -> Tensor:
-        return (a_N + arrived_N) / count_N.to(a_N).reshape(-1, *[1] * (a_N.dim() - 1))
+        count: Tensor = count_N.to(a_N).reshape(-1, *[1] * (a_N.dim() - 1))
+        return (a_N + arrived_N) / count
 
     return tree_map(mean, value_N, mixed(way.into_NE, m_E)), InFlight(m_E, c_E)

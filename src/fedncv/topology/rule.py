@@ -56,7 +56,7 @@ def on_graph(method: Method, topology: Topology, sizes_N: Tensor, *, statistics_
         server = tree_map(lambda leaf: leaf.expand(num_clients, *leaf.shape), method.init(x_P, federation))
         if way is None:
             return Nodes(server, ())
-        ups = _zeros(method, x_P, num_clients)
+        ups = tuple(x_P.new_zeros(num_clients, *x_P.shape) for _ in method.reveals)  # `check_graph`: all of this size
         return Nodes(server, nothing_yet((server, ups), topology.links()))
 
     def broadcast(nodes: Nodes, ids_S: Tensor) -> Any:
@@ -69,7 +69,8 @@ def on_graph(method: Method, topology: Topology, sizes_N: Tensor, *, statistics_
             server_N, mean_N = mixed(mixing.W_NN, (nodes.server, ups_N))
             in_flight: Any = ()
         else:
-            (server_N, mean_N), in_flight = relayed((nodes.server, ups_N), nodes.in_flight, way)
+            (server_N, means), in_flight = relayed((nodes.server, tuple(ups_N.values())), nodes.in_flight, way)
+            mean_N = dict(zip(ups_N, means, strict=True))
         stepped, numbers = stepped_rows(method, ask, server_N, mean_N, (num_clients, float(sizes_N.sum())))
         awake_N = torch.from_numpy(mixing.awake_N).to(replies.ids_S.device)
         after = tree_map(lambda new, old: _where(awake_N, new, old), stepped, nodes.server)
@@ -172,14 +173,12 @@ def is_linear(method: Method, ask: ServerAsk, server: Any, up: Any) -> bool:
 
     for _ in range(TRIALS):
         server_2, means_2 = tree_map(drawn, server), {name: drawn(leaf) for name, leaf in fields.items()}
-        half = tree_map(_middle, (server_2, means_2))
+        server_1, means_1 = tree_map(_middle, (server_2, means_2))
         each, _ = stepped_rows(method, ask, server_2, means_2, (2, 7.0))
-        once, _ = stepped_rows(method, ask, *half, (2, 7.0))
+        once, _ = stepped_rows(method, ask, server_1, means_1, (2, 7.0))
         pairs = zip(leaves(each), leaves(once), strict=True)
-        for (_, two), (_, one) in pairs:
-            if isinstance(two, Tensor) and two.is_floating_point():
-                if not torch.allclose(_middle(two), one, rtol=1e-9, atol=1e-9):
-                    return False
+        if not all(_is_middle(one, two) for (_, two), (_, one) in pairs):
+            return False
     return True
 
 
@@ -222,9 +221,9 @@ def _weighted(replies: Replies, method: Method, weight_N: Tensor, num_clients: i
     return found
 
 
-def _zeros(method: Method, x_P: Tensor, num_clients: int) -> dict[str, Tensor]:
-    """Return replies of zeros, for a method whose fields all have the model's size."""
-    return {name: x_P.new_zeros(num_clients, *x_P.shape) for name in method.reveals}
+def _is_middle(one: Any, two: Any) -> bool:
+    numbers = isinstance(two, Tensor) and two.is_floating_point()
+    return not numbers or torch.allclose(_middle(two), one, rtol=1e-9, atol=1e-9)
 
 
 def _middle(two: Tensor) -> Tensor:
