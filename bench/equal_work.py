@@ -95,6 +95,7 @@ Differences from FedAvg:
 - **fedgen** sends its generator down. Its server takes 50 steps of Adam per round, which are not in the table. In every
   step its clients pass 32 generated features, and one more for each sample of the batch, through the head.
 - **fedper** and **fedrep** do not send the head; **local** sends nothing.
+- Clients of **d2** keep the model that they trained last, those of **quasi_global** two vectors.
 - The servers of **fedvarp**, **fedstale** and **mifa** store an update of every client seen. That of **pfedsim** stores
   a model of every client, and running statistics, which are not in the last column.
 """

@@ -127,9 +127,7 @@ def finite_rows(tree: Any) -> Tensor:
     return finite_K
 
 
-def collect(
-    problem: Problem, replies: list[Reply], awake: sampling.Ids | None = None
-) -> tuple[Replies, Tensor]:
+def collect(problem: Problem, replies: list[Reply], awake: sampling.Ids | None = None) -> tuple[Replies, Tensor]:
     """Return the replies and their running statistics in the order of client ids, whatever order they came in."""
     replies = sorted(replies, key=lambda reply: reply.client)
     base.check_reveals(problem.method, replies[0].trained.up)
