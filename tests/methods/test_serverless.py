@@ -1,5 +1,7 @@
 """With a server, the methods for graphs are FedAvg. tests/topology has what they are on graphs."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from federations import tiny, train
@@ -29,13 +31,14 @@ def test_d2_with_a_server_says_that_it_needs_everyone():
 
 def test_the_momentum_of_quasi_global_is_the_path_of_the_model():
     """After t rounds m is the weighted sum of the moves, (1 - mu) sum_s mu^(t - s) (x_s - x_{s+1}) / (lr K)."""
-    mu, problem = 0.6, tiny(f"quasi_global:beta=0.3,mu={mu}", sizes=(16, 16))
+    mu = 0.6
+    problem = tiny(f"quasi_global:beta=0.3,mu={mu}", sizes=(16, 16))
     path, state = [problem.model.start_P], None
     for _ in range(3):
         state = train(problem, state=state)
         path.append(state.server.x_P)
     own = state.kept[0].own
-    moves = [(a - b) / own.total_step for a, b in zip(path, path[1:-1], strict=False)]
+    moves = [(a - b) / own.total_step for a, b in pairwise(path[:3])]
     assert_close(own.m_P, (1 - mu) * (mu * moves[0] + moves[1]), rtol=1e-10, atol=1e-12)
     assert torch.equal(own.x_P, path[2])
 
