@@ -7,9 +7,9 @@
 
 ``digits`` and ``relaysgd`` go on where they were stopped: every finished run is a line of OUT/rows.jsonl.
 
-``relaysgd`` is the setting of Table 2 of Vogels et al. (NeurIPS 2021, https://arxiv.org/abs/2110.04175) as far as it can
-be run here: VGG-11 on CIFAR-10, 16 workers, Dirichlet 1, 0.1 and 0.01, batches of 32, 200 epochs, the rate divided by
-ten after 150 and 180. It needs a GPU for days; nobody has run it yet.
+``relaysgd`` is the setting of Table 2 of Vogels et al. (NeurIPS 2021, https://arxiv.org/abs/2110.04175) as far as it
+can be run here: VGG-11 on CIFAR-10, 16 workers, Dirichlet 1, 0.1 and 0.01, batches of 32, 200 epochs. A round is an
+epoch at every worker; in the paper they mix after every batch. It needs a GPU for days, and it has not been run yet.
 """
 
 import argparse
@@ -78,7 +78,6 @@ def digits(out: Path, seeds: list[int]) -> None:
 
 
 def relaysgd(out: Path, seeds: list[int], data_dir: str, device: str) -> None:
-    """One round is one epoch at every worker; in the paper workers mix after every batch, here after an epoch."""
     for alpha in (1.0, 0.1, 0.01):
         for method, topology in ROWS:
             for seed in seeds:
