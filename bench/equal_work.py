@@ -101,6 +101,7 @@ Differences from FedAvg:
   client. **pfedfda** passes them once more and sends class means and a covariance in both directions, in place of the
   head.
 - **knnper** passes them once before every prediction, and **pfedfda** too; a prediction is not part of a round.
+- Clients of **d2** keep the model that they trained last, those of **quasi_global** two vectors.
 - The servers of **fedvarp**, **fedstale** and **mifa** store an update of every client seen. That of **pfedsim** stores
   a model of every client, and running statistics, which are not in the last column.
 """

@@ -22,7 +22,7 @@ LAYERS = [
     ("results", "study", "recipes"),
     ("data", "figures", "heartbeat", "metrics", "models", "optimizers", "tasks", "theory"),
     ("cluster", "methods", "notebook"),
-    ("objects",),
+    ("objects", "topology"),
     ("engine",),
     ("observatory",),
     ("export", "store"),

@@ -176,6 +176,10 @@ class Settings:
     names), and five more, which `fedncv partition --help` lists. `fedncv partition` draws a division."""
     stream: str = setting("", "protocol", simulation_only="clients report their number of samples only once")
     """Samples that arrive during training: arrivals:start=0.1,rate=0.01,order=by_class; empty: all at the start."""
+    topology: str = setting("server", "protocol", simulation_only="Flower's clients talk to its server alone")
+    """Who talks to whom: server, or a graph without one: ring, chain, torus:rows=4, exponential,
+    random_regular:degree=4, epidemic:peers=2, edges:path=graph.txt and more, a copy of the server's state at every
+    client (docs/topology.md)."""
     clients: int = setting(100, "protocol", "paper")
     """Number of clients, at least 1."""
     unseen: float = setting(0.0, "protocol", simulation_only="a client that never trains does not join")

@@ -60,6 +60,7 @@ class LiveRun:
             self._journal = Journal(
                 self.folder, self.problem.config, self.state, constants=model.constants_mark,
                 samples=samples_mark(self.problem), order=model.layout.order,
+                graph="" if self.problem.topology is None else self.problem.topology.mark,
             )  # fmt: skip
 
     @property

@@ -214,12 +214,12 @@ class Journal:
 
     def __init__(
         self, folder: Path, config: RunConfig, state: State, *, constants: float = 0.0, samples: str = "",
-        order: str = "",
+        order: str = "", graph: str = "",
     ) -> None:  # fmt: skip
         hold(folder)
         self._folder, self._config = folder, config
         # of the model and of the user's own data, which no checkpoint holds
-        marks = {"constants": constants, "samples": samples, "order": order}
+        marks = {"constants": constants, "samples": samples, "order": order, "graph": graph}
         self._marks = {name: mark for name, mark in marks.items() if mark}
         self._layers: dict[str, str] = {}  # empty for a federation of real machines
         self._before = str(checkpoint(folder).get("layers", ""))
@@ -350,6 +350,12 @@ def load_state(folder: Path, problem: Problem, *, runs: int = 1) -> State:
             f"{folder} was started with other samples than {problem.config.data!r} gives now "
             f"(#{header['samples']}, now #{mark}): a file was changed, or a function draws without a seed; "
             "restore the data, or repeat the run with --overwrite"
+        )
+    graph = "" if problem.topology is None else problem.topology.mark
+    if header.get("graph", "") != graph:
+        raise ValueError(
+            f"{folder} was started with another graph than {problem.config.topology!r} gives now; restore that file, "
+            "or repeat the run with --overwrite"
         )
     _check_metrics(folder, header)
     if metrics.exists():

@@ -14,6 +14,8 @@ from fedncv.objects import code_of
 from fedncv.optimizers import Optimizer, check_settings, find_optimizer
 from fedncv.spec import expanded, parse, split
 from fedncv.tasks import find_task
+from fedncv.topology.check import check_graph
+from fedncv.topology.network import absolute_text
 
 
 def check(config: RunConfig, *, custom: tuple[str, ...] = ()) -> None:
@@ -37,6 +39,7 @@ def check(config: RunConfig, *, custom: tuple[str, ...] = ()) -> None:
     parse(config.partition, PARTITIONS, what="partition")
     if config.stream:
         parse(config.stream, STREAMS, what="stream")
+    check_graph(config, method)
 
 
 def anchored(config: RunConfig, *, custom: tuple[str, ...] = ()) -> RunConfig:
@@ -56,6 +59,7 @@ def anchored(config: RunConfig, *, custom: tuple[str, ...] = ()) -> RunConfig:
         config,
         data_dir=os.path.abspath(expanded(config.data_dir)) if config.data_dir else "",
         data=config.data if "data" in custom else absolute_name(config.data),
+        topology=absolute_text(config.topology),
         code_dir=os.path.abspath(config.code_dir) if os.path.isdir(config.code_dir) else code_folder(texts),
         code=code,
     )

@@ -31,6 +31,9 @@ from fedncv.optimizers import Optimizer, find_optimizer, try_optimizer
 from fedncv.rows import AnyRows, rows_for
 from fedncv.spec import parse
 from fedncv.tasks import TASKS, Task, find_task
+from fedncv.topology.check import check_graph
+from fedncv.topology.network import SERVER, Topology, find_topology
+from fedncv.topology.rule import on_graph
 from fedncv.tree import num_bytes, row
 
 MESSAGE_BYTES = 1 << 28  # of messages of a model's size to make at a time, if all clients are asked
@@ -53,6 +56,7 @@ class Problem(NamedTuple):
     sample: sampling.Ids | None = None  # clients that train and are scored; None: all of them
     guests: sampling.Ids | None = None  # clients that never train and are scored; None: there are none
     fixed_lr: float | None = None  # learning rate of all rounds, in place of the study's
+    topology: Topology | None = None  # of a federation without a server
 
     def at(self, round: int) -> "Problem":
         """Return the problem of a round: with a stream, clients hold the samples that have arrived by then."""
@@ -262,6 +266,7 @@ def build(
     )
     if given["method"] is not None or is_own(config.method):
         _try_method(problem)
+    problem = _without_server(problem)
     if config.unseen:
         _check_guests(problem)
     if made.layout.body.stop == made.layout.num_parameters:  # nothing to train in the head: can the method start?
@@ -290,6 +295,21 @@ def _check_guests(problem: Problem) -> None:
             f"that never trains ({error}): such clients have the numbers {federation.num_clients} and above; let "
             "broadcast give them what a client gets that was never drawn, or use unseen 0"
         ) from None
+
+
+def _without_server(problem: Problem) -> Problem:
+    """Return the problem with all clients' copies of the server's state, if the study has a topology."""
+    config, method = problem.config, problem.method
+    check_graph(config, method)
+    if config.topology == SERVER:
+        return problem
+    topology = find_topology(config.topology, problem.federation.num_clients, config.seed)
+    if problem.buffer_rule == "personal":
+        method = method._replace(buffers="personal")
+    start_R = problem.model.start_R
+    mixed = 0 if method.buffers == "personal" else num_bytes(start_R)
+    method = on_graph(method, topology, problem.federation.sizes_N, statistics_bytes=mixed)
+    return problem._replace(method=method, topology=topology)
 
 
 def _label_counts(dataset: Dataset, clients: Clients) -> Tensor:

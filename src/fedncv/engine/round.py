@@ -128,7 +128,7 @@ def finite_rows(tree: Any) -> Tensor:
     return finite_K
 
 
-def collect(problem: Problem, replies: list[Reply]) -> tuple[Replies, Tensor]:
+def collect(problem: Problem, replies: list[Reply], awake: sampling.Ids | None = None) -> tuple[Replies, Tensor]:
     """Return the replies and their running statistics in the order of client ids, whatever order they came in."""
     replies = sorted(replies, key=lambda reply: reply.client)
     base.check_reveals(problem.method, replies[0].trained.up)
@@ -139,6 +139,7 @@ def collect(problem: Problem, replies: list[Reply]) -> tuple[Replies, Tensor]:
         ids_S=ids_S.to(device),
         sizes_S=problem.federation.sizes_N.cpu()[ids_S].to(device),
         inclusion_S=(torch.from_numpy(problem.inclusion_N)[ids_S] * (1 - problem.config.dropout)).to(device),
+        awake_A=None if awake is None else torch.from_numpy(awake),
     )
     return collected, torch.stack([reply.trained.buffers_R for reply in replies])
 
@@ -150,12 +151,16 @@ def partial(problem: Problem, replies: list[Reply]) -> Partial:
 
 
 def aggregate(
-    problem: Problem, state: State, replies: list[Reply], partials: Sequence[Partial] | None = None
+    problem: Problem,
+    state: State,
+    replies: list[Reply],
+    partials: Sequence[Partial] | None = None,
+    awake: sampling.Ids | None = None,
 ) -> tuple[State, dict[str, float]]:
     """Return the state after the server's half of a round, and the named numbers of its step.
 
     ``partials`` replace what the server needs of the replies; they are added in their order. Without a reply the server
-    keeps its state.
+    keeps its state. ``awake`` are the clients that were reached.
     """
     totals, t = state.totals, state.round
     for _, trained in replies:
@@ -170,7 +175,7 @@ def aggregate(
     key = key_for(problem.config.seed, "server", t).to(problem.model.start_P.device)
     ask = ServerAsk(problem.model, t, key)
     if partials is None:
-        collected, b_SR = collect(problem, replies)
+        collected, b_SR = collect(problem, replies, awake)
         given = base.combined(problem.method, state.server, collected)
         if problem.method.screen is not None and problem.buffer_rule != "personal":
             b_SR = problem.method.screen.coordinates(b_SR, collected.sizes_S)
@@ -220,7 +225,10 @@ def settle(
     skipped: list[int] = []
     totals, lr = state.totals, lr_of(problem, state.round)
     for client, received_bytes, sent_bytes, trained, finite in outcomes:
-        totals = totals._replace(bytes_down=totals.bytes_down + received_bytes, bytes_up=totals.bytes_up + sent_bytes)
+        if problem.topology is None:
+            totals = totals._replace(
+                bytes_down=totals.bytes_down + received_bytes, bytes_up=totals.bytes_up + sent_bytes
+            )
         if trained is None:
             continue
         if finite:
@@ -232,10 +240,17 @@ def settle(
                 f"client {client} diverged in round {state.round + 1}: loss {float(trained.loss):.3g}, update not "
                 f"finite at lr {lr:g}; try a lower lr, or diverged=skip to skip such replies"
             )
-    state, numbers = aggregate(problem, state._replace(totals=totals), replies, partials)
+    awake = drawn.ids[np.array(drawn.answers, dtype=bool)]
+    state, numbers = aggregate(problem, state._replace(totals=totals), replies, partials, awake)
+    if numbers and problem.topology is not None:  # neighbours send to each other
+        crossed = int(numbers["messages"] * numbers["edge_bytes"])
+        totals = state.totals
+        totals = totals._replace(bytes_down=totals.bytes_down + crossed, bytes_up=totals.bytes_up + crossed)
+        state = state._replace(totals=totals)
     # check the message to the next client: it holds all that matters, and no other client's row is read
     handed_out = [problem.in_use] if problem.method.hand_out else []
-    sent = [messages(each, state, drawn.ids[:1]) for each in [problem, *handed_out]] if replies else []
+    to = drawn.ids[:1] if problem.topology is None else drawn.ids
+    sent = [messages(each, state, to) for each in [problem, *handed_out]] if replies else []
     if not all_finite(tuple(sent)):
         raise DivergedError(
             f"the server diverged in round {state.round}: its step is not finite although all replies were; "

@@ -49,6 +49,10 @@ def check(config: RunConfig) -> None:
     method = find_method(config.method)
     if method.only_simulated:
         raise ValueError(f"{config.method} is for simulations: {method.only_simulated}")
+    if method.graph != "any":
+        raise ValueError(
+            f"{config.method} is for federations without a server (docs/topology.md); use it in a simulation"
+        )
     tells = method.joining
     if tells:
         raise ValueError(

@@ -51,8 +51,8 @@ from fedncv.tree import leaves, row
 
 __all__ = [
     "Ask", "Batch", "BufferRule", "Client", "Federation", "FineTuning", "Method", "Notes", "Phase", "Prediction",
-    "Replies", "Rule", "Screen", "ServerAsk", "Step", "Stepped", "Sums", "Survey", "Totals", "Weight", "Work", "aggregate", "combined",
-    "field_of", "for_all", "moved_by", "rows_at", "sums_from_totals", "sums_of", "take_step", "totals_of",
+    "Replies", "Rule", "Screen", "ServerAsk", "Step", "Stepped", "Sums", "Survey", "Totals", "Weight", "Work",
+    "aggregate", "combined", "field_of", "for_all", "moved_by", "rows_at", "sums_from_totals", "sums_of", "take_step", "totals_of",
     "weighted_sum",
 ]  # fmt: skip
 
@@ -225,6 +225,9 @@ class Method(NamedTuple):
     fields of ``up``, and a switch that stores single replies applies them to what it stores."""
     only_simulated: str = ""
     """Reason why a real federation must not use it; empty: it may."""
+    graph: Literal["any", "symmetric", "tree"] = "any"
+    """What it needs of a federation without a server (docs/topology.md): symmetric, the same symmetric weights in every
+    round; tree, relayed sums on a tree. Both need every client in every round, symmetric with a server too."""
 
     @property
     def form(self) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from fedncv.methods import (
+    d2,
     ditto,
     fat_clipping,
     fedadp,
@@ -32,6 +33,8 @@ from fedncv.methods import (
     moon,
     pfedfda,
     pfedsim,
+    quasi_global,
+    relaysgd,
     scaffold,
 )
 from fedncv.methods.base import Method
@@ -348,6 +351,31 @@ METHODS: dict[str, Entry] = {
         limit="epsilon=inf",
         settles="epsilon=0.1",
         space={"epsilon": Log(0.0001, 0.1)},
+    ),
+    "d2": Entry(
+        "D²",
+        d2.d2,
+        None,
+        "without a server: correct by what mixing did to the last model",
+        "Tang 2018, arXiv:1803.07068",
+        no_limit="with a server it is FedAvg with equal weights, to rounding",
+    ),
+    "quasi_global": Entry(
+        "Quasi-global momentum",
+        quasi_global.quasi_global,
+        quasi_global.Config,
+        "without a server: local momentum along the path of the mixed model",
+        "Lin 2021, arXiv:2102.04761",
+        limit="beta=0",
+        settles="beta=0.3,mu=0.3",
+    ),
+    "relaysgd": Entry(
+        "RelaySGD",
+        relaysgd.relaysgd,
+        None,
+        "without a server: relay sums of models on a tree",
+        "Vogels 2021, arXiv:2110.04175",
+        no_limit="with a server it is FedAvg to the last bit, without a knob",
     ),
     "local": Entry(
         "Local only",
