@@ -52,8 +52,8 @@ from fedncv.tree import leaves, row
 __all__ = [
     "Ask", "Batch", "BufferRule", "Client", "Federation", "FineTuning", "Method", "Notes", "Phase", "Prediction",
     "Replies", "Rule", "Screen", "ServerAsk", "Step", "Stepped", "Sums", "Survey", "Totals", "Weight", "Work",
-    "aggregate", "combined", "field_of", "for_all", "moved_by", "rows_at", "sums_from_totals", "sums_of", "take_step", "totals_of",
-    "weighted_sum",
+    "aggregate", "combined", "field_of", "for_all", "moved_by", "rows_at", "sums_from_totals", "sums_of",
+    "take_step", "totals_of", "weighted_sum",
 ]  # fmt: skip
 
 

@@ -41,6 +41,7 @@ from fedncv.methods.base import (
     Stepped,
     Work,
     for_all,
+    rows_at,
     weighted_sum,
 )
 from fedncv.methods.fedavg import fedavg
@@ -69,6 +70,7 @@ class Server(NamedTuple):
     head_NH: Tensor
     m_CF: Tensor  # global centroids
     known_C: Tensor  # 1 for a class that has one
+    start_H: Tensor  # head of a client that was never drawn
 
 
 class Down(NamedTuple):
@@ -122,9 +124,8 @@ def fedpac(config: Config = Config()) -> Method:
     def init(x_P: Tensor, federation: Federation) -> Server:
         layout, classes = federation.layout, federation.num_classes
         head_NH = x_P[layout.head].repeat(federation.num_clients, 1)
-        return Server(
-            x_P[layout.body], head_NH, x_P.new_zeros(classes, layout.features.numel()), x_P.new_zeros(classes)
-        )
+        m_CF, known_C = x_P.new_zeros(classes, layout.features.numel()), x_P.new_zeros(classes)
+        return Server(x_P[layout.body], head_NH, m_CF, known_C, x_P[layout.head])
 
     def phases(epochs: int) -> tuple[Phase, ...]:
         look = Phase(1, trains=(), mode="eval")
@@ -134,7 +135,7 @@ def fedpac(config: Config = Config()) -> Method:
     def broadcast(server: Server, ids_S: Tensor) -> Down:
         shared = (for_all(each, ids_S) for each in (server.body_Q, server.m_CF, server.known_C))
         body_SQ, m_SCF, known_SC = shared
-        return Down(body_SQ, server.head_NH[ids_S], m_SCF, known_SC)
+        return Down(body_SQ, rows_at(server.head_NH, ids_S, server.start_H), m_SCF, known_SC)
 
     def begin(_ask: Ask, down: Down, _own: Any) -> tuple[Tensor, Scratch]:
         none = Seen(torch.zeros_like(down.m_CF), torch.zeros_like(down.known_C), down.m_CF.new_zeros(()))
@@ -187,6 +188,7 @@ def fedpac(config: Config = Config()) -> Method:
             server.head_NH.index_copy(0, replies.ids_S, head_SH),
             m_CF,
             torch.maximum(server.known_C, (n_C > 0).to(server.known_C)),
+            server.start_H,
         )
         return Stepped(following, numbers={"own_head": float(alpha_SS.diagonal().mean())})
 

@@ -220,7 +220,7 @@ METHODS: dict[str, Entry] = {
         "train a personal model beside the shared one, pulled towards it",
         "Li 2021, arXiv:2012.04221",
         limit="lam=0",
-        space={"lam": Log(0.03, 3.0)},
+        space={"lam": Log(0.01, 10.0)},
     ),
     "fedbabu": Entry(
         "FedBABU",
@@ -229,7 +229,7 @@ METHODS: dict[str, Entry] = {
         "train and share the body under a random head; fine-tune afterwards",
         "Oh 2022, arXiv:2106.06042",
         no_limit="the head is never trained",
-        space={"tune": ("all", "head", "body")},
+        space={"tune": ("all", "head")},
     ),
     "fedpac": Entry(
         "FedPAC",
@@ -238,7 +238,7 @@ METHODS: dict[str, Entry] = {
         "align features with shared class centroids; combine the heads of clients that are alike",
         "Xu 2023, arXiv:2306.11867",
         no_limit="the head is personal",
-        space={"lam": Log(0.03, 3.0)},
+        space={"lam": Log(0.1, 10.0), "head_epochs": (1, 2)},
     ),
     "pfedfda": Entry(
         "pFedFDA",
@@ -247,7 +247,7 @@ METHODS: dict[str, Entry] = {
         "classify by Gaussian features, interpolated between client and federation",
         "McLaughlin 2024, arXiv:2411.00329",
         no_limit="its head is not trained but estimated",
-        space={"ridge": Log(0.01, 10.0)},
+        space={"eps": Log(1e-5, 1e-2), "ridge": Log(0.01, 10.0)},
     ),
     "knnper": Entry(
         "kNN-Per",
@@ -256,7 +256,7 @@ METHODS: dict[str, Entry] = {
         "mix the shared model's prediction with a vote of the client's nearest samples",
         "Marfoq 2022, arXiv:2111.09360",
         limit="k=1",
-        space={"scale": Log(0.1, 10.0)},
+        space={"k": (5, 10, 20), "scale": Log(0.1, 10.0)},
     ),
     "fat_clipping_pi": Entry(
         "FAT-Clipping-PI",

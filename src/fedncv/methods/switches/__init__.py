@@ -88,7 +88,10 @@ SWITCHES: dict[str, Switch] = {
         {"share": Log(0.01, 0.5)},
     ),
     "finetune": Switch(
-        finetune.with_finetune, finetune.Config, "score after a local training of its own", {"lr": Log(0.003, 0.3)}
+        finetune.with_finetune,
+        finetune.Config,
+        "score after a local training of its own",
+        {"lr": Log(0.003, 0.3), "epochs": (1, 2, 5, 10)},
     ),
     "poisoned": Switch(poisoned.with_poisoned, poisoned.Config, "let some clients attack, for studies"),
 }

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from fedncv.keys import Key, fold, permutation
-from fedncv.methods.base import Ask, Batch, Federation, Method, Prediction, ServerAsk, Stepped, Work
+from fedncv.methods.base import Ask, Batch, Federation, Method, Prediction, ServerAsk, Stepped, Work, rows_at
 from fedncv.methods.switches.through import through
 from fedncv.tree import tree_map
 
@@ -105,8 +105,9 @@ def with_poisoned(method: Method, config: Config = Config()) -> Method:
 
     return through(method)._replace(
         init=init,
-        broadcast=lambda state, ids_S: Down(method.broadcast(state.server, ids_S), state.bad_N[ids_S]),
-        hand_out=hand_out and (lambda state, ids_S: Down(hand_out(state.server, ids_S), state.bad_N[ids_S])),
+        broadcast=lambda state, ids_S: Down(method.broadcast(state.server, ids_S), rows_at(state.bad_N, ids_S, 0)),
+        hand_out=hand_out
+        and (lambda state, ids_S: Down(hand_out(state.server, ids_S), rows_at(state.bad_N, ids_S, 0))),
         begin=lambda ask, down, own: method.begin(ask, down.down, own),
         direction=direction,
         finish=finish,
