@@ -20,15 +20,15 @@ def test_two_personal_steps_by_hand():
 def test_the_personal_fixed_point_lies_between_the_own_and_the_shared_optimum():
     """a (v - b) + lam (v - x) = 0 at the shared model's fixed point x, whose own is FedAvg's."""
     problem = quadratics("ditto:lam=2", x=1.0)
-    state = train(problem, rounds=60)
-    x = float(train(quadratics("fedavg", x=1.0), rounds=60).server.x_P)
+    state = train(problem, rounds=40)
+    x = float(train(quadratics("fedavg", x=1.0), rounds=40).server.x_P)
     assert_close(state.server.x_P, vector(x))
     expected = [(0 + 2 * x) / 3, (4 + 2 * x) / 6]
     assert_close(torch.cat([state.kept[u].own.v_P for u in (0, 1)]), vector(*expected), atol=1e-5, rtol=0)
 
 
 def test_without_the_pull_every_client_is_alone():
-    state = train(quadratics("ditto:lam=0", x=1.0), rounds=60)
+    state = train(quadratics("ditto:lam=0", x=1.0), rounds=40)
     assert_close(torch.cat([state.kept[u].own.v_P for u in (0, 1)]), vector(0, 1), atol=1e-5, rtol=0)
 
 

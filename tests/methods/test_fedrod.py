@@ -126,5 +126,7 @@ def test_a_drift_correction_is_for_the_shared_part():
 def test_refuses_what_it_contains_and_negative_exponents():
     with pytest.raises(ValueError, match=r"leave .prior out: fedrod balances"):
         find_method("fedrod+prior")
+    with pytest.raises(ValueError, match=r"leave .blend out: fedrod keeps"):
+        find_method("fedrod+blend")
     with pytest.raises(ValueError, match="gamma must be at least 0 and finite, not -1"):
         find_method("fedrod:gamma=-1")

@@ -28,7 +28,13 @@ def test_fine_tuning_has_its_own_rate_and_epochs():
     assert_close(seen[0], vector(body, head))
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedrep", "fedbabu:tune=head", "scaffold+samples:kind=svrg", "fedrod"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("fedavg", "fedbabu:tune=head"),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("fedrep", "scaffold+samples:kind=svrg", "fedrod")),
+    ],
+)
 def test_stacked_clients_are_fine_tuned_like_single_ones(name):
     """Also after a round of ordinary training in the same engine, with a schedule that fine-tuning ignores."""
     problem = tiny(f"{name}+finetune:lr=0.03,epochs=3", per_round=2, schedule="exponential:decay=0.5")

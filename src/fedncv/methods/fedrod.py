@@ -94,5 +94,8 @@ def fedrod(config: Config = Config()) -> Method:
         finish=finish,
         predict=predict,
         decide=decide,
-        refuses={"prior": "fedrod balances the softmax by the client's label frequencies already"},
+        refuses={
+            "prior": "fedrod balances the softmax by the client's label frequencies already",
+            "blend": "fedrod keeps the trained personal head alone, so there is no received one to blend it with",
+        },
     )
