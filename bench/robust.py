@@ -93,14 +93,21 @@ def read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
 
-def scores_of(rows: list[dict[str, Any]], chain: str, attack: str, share: float, partition: str) -> list[float]:
-    """Return the accuracy of every seed in per cent; a run that diverged counts as guessing, 10 per cent."""
+def scores_of(rows: list[dict[str, Any]], chain: str, attack: str, share: float, partition: str) -> dict[int, float]:
+    """Return seed -> accuracy in per cent; a run that diverged counts as guessing, 10 per cent."""
     wanted = (chain, attack, share, partition)
-    return [100 * row.get("honest", 0.1) for row in rows if key_of(row)[:4] == wanted]
+    return {row["seed"]: 100 * row.get("honest", 0.1) for row in rows if key_of(row)[:4] == wanted}
+
+
+def lost(rows: list[dict[str, Any]], chain: str, attack: str, share: float, partition: str) -> float:
+    """Return the mean over seeds of what the plain method, without attack, has more; NaN without runs."""
+    plain = scores_of(rows, chain.partition("+")[0], "none", 0.0, partition)
+    found = scores_of(rows, chain, attack, share, partition)
+    return float(np.mean([plain[seed] - score for seed, score in found.items()])) if found else float("nan")
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Return a table for each partition: mean over seeds, ± half the range, * where a run diverged."""
+    """Return a table for each partition: mean over seeds ± half their range, if there are several; * diverged."""
     lines: list[str] = []
     for partition in [p for p in PARTITIONS if any(row["partition"] == p for row in rows)]:
         conditions = PARTITIONS[partition]
@@ -115,10 +122,10 @@ def table(rows: list[dict[str, Any]]) -> str:
         for chain, name in CHAINS.items():
             cells = []
             for attack, share in conditions:
-                found = scores_of(rows, chain, attack, share, partition)
+                found = list(scores_of(rows, chain, attack, share, partition).values())
                 failed = any("diverged" in r for r in rows if key_of(r)[:4] == (chain, attack, share, partition))
-                half = (max(found) - min(found)) / 2 if found else 0
-                cells.append(f"{np.mean(found):.1f} ± {half:.1f}{'*' * failed}" if found else "")
+                spread = f" ± {(max(found) - min(found)) / 2:.1f}" if len(found) > 1 else ""
+                cells.append(f"{np.mean(found):.1f}{spread}{'*' * failed}" if found else "")
             if any(cells):
                 lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines[1:])
@@ -136,16 +143,16 @@ def figure(rows: list[dict[str, Any]], path: Path) -> None:
         width_ratios=widths, layout="constrained",
     )  # fmt: skip
     for axis, partition in zip(axes[0], partitions, strict=True):
-        lost = np.full((len(chains), len(PARTITIONS[partition])), np.nan)
+        lost_CA = np.full((len(chains), len(PARTITIONS[partition])), np.nan)
         for i, chain in enumerate(chains):
-            plain = scores_of(rows, chain.partition("+")[0], "none", 0.0, partition)
             for j, (attack, share) in enumerate(PARTITIONS[partition]):
                 found = scores_of(rows, chain, attack, share, partition)
-                if found and plain:
-                    lost[i, j] = np.mean(plain) - np.mean(found)
-                    colour = "white" if lost[i, j] > 14 else "black"
-                    axis.text(j, i, f"{np.mean(found):.0f}", ha="center", va="center", fontsize=8, color=colour)
-        drawn = axis.imshow(lost, vmin=0, vmax=25, cmap="Reds", aspect="auto")
+                if found:
+                    lost_CA[i, j] = lost(rows, chain, attack, share, partition)
+                    colour = "white" if lost_CA[i, j] > 14 else "black"
+                    score = np.mean(list(found.values()))
+                    axis.text(j, i, f"{score:.0f}", ha="center", va="center", fontsize=8, color=colour)
+        drawn = axis.imshow(lost_CA, vmin=0, vmax=25, cmap="Reds", aspect="auto")
         axis.set_yticks(range(len(chains)), [CHAINS[chain] for chain in chains], fontsize=8)
         labels = [
             f"{WORDS[attack]}\n{share:.0%}" if share else WORDS[attack] for attack, share in PARTITIONS[partition]
