@@ -1,7 +1,7 @@
 """What a sparse graph costs: methods on graphs of different spectral gaps, and RelaySGD's setting.
 
     python bench/topologies.py digits --out runs/topologies      six graphs x five methods on the digits, on a CPU
-    python bench/topologies.py figure --out runs/topologies --to docs/results/topologies.png
+    python bench/topologies.py figure --rows docs/results/topologies.jsonl --to docs/results/topologies.png
     python bench/topologies.py relaysgd --out runs/relaysgd --data-dir ~/data --device cuda
     python bench/topologies.py memory --clients 1000 --device cuda     bytes of all clients' models on one GPU
 
@@ -23,7 +23,7 @@ import fedncv
 
 GRAPHS = ("chain", "ring", "torus", "random_regular:degree=4", "exponential", "complete")
 METHODS = ("fedavg", "quasi_global:beta=0.5,mu=0.5", "d2", "scaffold", "fedncv-sums")
-NAMES = {"fedavg": "D-PSGD", "scaffold": "K-GT", "d2": "D²", "fedncv-sums": "FedNCV, sums"}
+NAMES = {"fedavg": "D-PSGD", "scaffold": "K-GT", "d2": "D²", "fedncv-sums": "FedNCV, sums", "relaysgd": "RelaySGD"}
 DIGITS = {
     "model": "mlp", "clients": 16, "per_round": 16, "rounds": 15, "epochs": 1, "lr": 0.05, "eval_every": 0,
     "partition": "dirichlet:alpha=0.1",
@@ -97,11 +97,11 @@ def memory(clients: int, device: str) -> None:
     print(f"{clients} clients: {torch.cuda.max_memory_allocated(device) / 2**30:.2f} GiB at the peak")
 
 
-def figure(out: Path, to: Path) -> None:
+def figure(path: Path, to: Path) -> None:
     """Print the table and draw accuracy against spectral gap: a point for each run, a line through the means."""
     import matplotlib.pyplot as plt
 
-    rows = [json.loads(line) for line in rows_of(out)]
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
     means = {
         (method, topology): {
             name: mean([row[name] for row in rows if (row["method"], row["topology"]) == (method, topology)])
@@ -146,6 +146,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["digits", "figure", "relaysgd", "memory"])
     parser.add_argument("--out", type=Path, default=Path("runs/topologies"))
+    parser.add_argument("--rows", type=Path, help="a file of rows for the figure, in place of OUT/rows.jsonl")
     parser.add_argument("--to", type=Path, default=Path("topologies.png"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--data-dir", default="")
@@ -155,7 +156,7 @@ def main() -> None:
     if given.what == "digits":
         digits(given.out, given.seeds)
     elif given.what == "figure":
-        figure(given.out, given.to)
+        figure(given.rows or given.out / "rows.jsonl", given.to)
     elif given.what == "relaysgd":
         relaysgd(given.out, given.seeds, given.data_dir, given.device)
     else:

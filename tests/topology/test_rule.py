@@ -31,6 +31,17 @@ GRAPHS = ["ring", "chain", "tree", "star", "torus", "exponential", "one_peer_exp
 SIZES = (20, 13, 9, 18)
 
 
+def graphs(*names):
+    """A few of these graphs in the quick suite, all of them in the slow one."""
+    few = ("star", "random_regular:degree=3", "matching", "epidemic")
+    return pytest.mark.parametrize(
+        "text", [name if name in few else pytest.param(name, marks=pytest.mark.slow) for name in names]
+    )
+
+
+some_graphs, some_graphs_and_epidemics = graphs(*GRAPHS), graphs(*GRAPHS, "epidemic", "epidemic:peers=3")
+
+
 def trained(method, topology, rounds, **config):
     problem = tiny(method, sizes=SIZES, topology=topology, **config)
     state = start(problem)
@@ -47,12 +58,18 @@ def test_there_are_methods_of_every_kind_to_be_tested():
             "moon", "fedlc", "fedrep", "local", "quasi_global", "fat_clipping_pr"} <= set(IN_SUMS)  # fmt: skip
 
 
-@pytest.mark.parametrize("buffers", ["averaged", "personal"])
-@pytest.mark.parametrize("name", [*IN_SUMS, *CHAINS])
+QUICK = ("fedavg", "scaffold", "fedncv-sums", "fedadam", "fedper", "feddyn")
+
+
+@pytest.mark.parametrize(
+    ("name", "buffers"),
+    [
+        *(pytest.param(n, "averaged", marks=[pytest.mark.slow] * (n not in QUICK)) for n in [*IN_SUMS, *CHAINS]),
+        *(pytest.param(n, "personal", marks=pytest.mark.slow) for n in ("fedavg", "scaffold", "fedncv-sums")),
+    ],
+)
 def test_on_the_complete_graph_every_client_has_what_the_server_has(name, buffers):
     """Unequal clients, BatchNorm, dropout layers; three rounds, so that memories matter. To 1e-10 in float64."""
-    if buffers == "personal" and name not in ("fedavg", "scaffold", "fedncv-sums"):
-        pytest.skip("as the others")
     problem, state, row = trained(name, "server", 3, buffers=buffers)
     on_graph, nodes, graph_row = trained(name, "complete", 3, buffers=buffers)
     theirs = [leaf for _, leaf in leaves(state.server) if isinstance(leaf, torch.Tensor)]
@@ -120,7 +137,7 @@ def moved(x, steps):
 
 
 @pytest.mark.parametrize("steps", [1, 3])
-@pytest.mark.parametrize("text", [*GRAPHS, "epidemic", "epidemic:peers=3"])
+@some_graphs_and_epidemics
 def test_fedavg_on_a_graph_is_d_psgd(text, steps):
     """x <- W (x - N p Delta), the matrix of every round in turn; epidemic learning with row-stochastic W."""
     found = path(on(text, sizes=SAMPLES, steps=steps), 4)
@@ -131,7 +148,7 @@ def test_fedavg_on_a_graph_is_d_psgd(text, steps):
     np.testing.assert_allclose(found[4], x, atol=1e-12)
 
 
-@pytest.mark.parametrize("text", GRAPHS)
+@some_graphs
 def test_scaffold_on_a_graph_with_one_step_is_gradient_tracking(text):
     """x <- W (x - lr y),  y <- W y + g(x) - g(x before),  from y = g(x): DIGing's tracker."""
     found = path(on(text, "scaffold"), 6)
@@ -147,7 +164,7 @@ def test_scaffold_on_a_graph_with_one_step_is_gradient_tracking(text):
     np.testing.assert_allclose(found[6], x, atol=1e-12)
 
 
-@pytest.mark.parametrize("text", GRAPHS)
+@some_graphs
 @pytest.mark.parametrize("server_lr", [1.0, 0.6])
 def test_scaffold_on_a_graph_with_local_steps_is_k_gt(text, server_lr):
     """K steps along g + c;  z = (x - y) / (K lr);  c <- c - z + W z;  x <- W (x - server_lr K lr z), from c = 0."""
@@ -167,7 +184,7 @@ def test_scaffold_on_a_graph_with_local_steps_is_k_gt(text, server_lr):
     np.testing.assert_allclose(found[6], x, atol=1e-12)
 
 
-@pytest.mark.parametrize("text", GRAPHS)
+@some_graphs
 def test_fedncv_s_drift_correction_is_k_gt_for_clients_of_one_size(text):
     """fedavg+drift:memory=clients, the control variate of fedncv-sums, is tracked like SCAFFOLD's."""
     ours, theirs = on(text, "fedavg+drift:memory=clients", steps=3), on(text, "scaffold", steps=3)
