@@ -28,6 +28,7 @@ MACHINE = "machine.jsonl"  # a line for every time the run was started or resume
 LOCK = ".lock"  # held by the process that trains the run
 STATUS = "status.json"  # what that process last said of itself, for `fedncv watch`
 ACCURACY = "accuracy"  # the only score shown in percent and compared with the label prior
+LEDGER = "privacy.jsonl"  # what each round spends of a privacy budget
 MODEL = "model.safetensors"  # written by `fedncv export`
 
 LOWER_IS_BETTER = ("log_loss", "brier", "ece", "rmse", "mae")  # of the built-in metrics

@@ -46,7 +46,13 @@ def check(config: RunConfig) -> None:
         value, default = getattr(config, name), getattr(RunConfig, name)
         if value != default:
             raise ValueError(f"{name} is {value!r}: {why}; leave it at {default!r}")
-    tells = find_method(config.method).joining
+    method = find_method(config.method)
+    if method.privacy is not None:
+        raise ValueError(
+            f"{config.method}: the noise of +dp is drawn from the seed of the run, which clients are told, so that they "
+            "could remove it; secret noise for federations is not built yet; use +dp in a simulation"
+        )
+    tells = method.joining
     if tells:
         raise ValueError(
             f"{config.method} needs {', '.join(tells)} of every client when it joins, which a federation does not ask "
@@ -54,6 +60,10 @@ def check(config: RunConfig) -> None:
         )
     if config.sampling == "available":
         raise ValueError("sampling is available: who is reachable shows by itself; use uniform or weighted")
+    if config.sampling == "poisson":
+        raise ValueError(
+            "sampling is poisson: a round may ask nobody, which federations cannot; use uniform or weighted"
+        )
 
 
 def server_problem(config: RunConfig, form: Form, sizes: list[int]) -> Problem:

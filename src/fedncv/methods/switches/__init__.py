@@ -11,6 +11,7 @@ from fedncv.methods.base import Method
 from fedncv.methods.switches import (
     blend,
     calibrated,
+    differential_privacy,
     drift,
     even_samples,
     horvitz_thompson,
@@ -44,6 +45,11 @@ SWITCHES: dict[str, Switch] = {
     "prior": Switch(label_prior.with_prior, label_prior.Config, "train and predict with the client's label prior"),
     "momentum": Switch(server_momentum.with_momentum, server_momentum.Config, "momentum at the server"),
     "average": Switch(server_average.with_average, server_average.Config, "use the average of the latest models"),
+    "dp": Switch(
+        differential_privacy.with_dp,
+        differential_privacy.Config,
+        "differential privacy of clients: clip each, add noise to the sums",
+    ),
 }
 
 
