@@ -25,7 +25,7 @@ Accountant = Literal["pld", "rdp"]
 
 INTERVAL = 1e-3  # between the losses of a discretised distribution; a larger one raises epsilon
 CLOSE = 1.001  # ratio of the noise that is found to the least one
-LARGEST = 1e6  # noise; more is as good as no sum at all
+LARGEST = 1e4  # noise; with more, a round says nothing
 ORDERS = (1.25, 1.5, 1.75, *range(2, 33), *range(36, 64, 4), 64, 80, 96, 128, 192, 256, 384, 512, 1024)
 """Of the Renyi divergences: each gives an upper bound, and the least is taken."""
 

@@ -49,8 +49,8 @@ def check(config: RunConfig) -> None:
     method = find_method(config.method)
     if method.privacy is not None:
         raise ValueError(
-            f"{config.method}: the noise of +dp is drawn from the seed of the run, which clients are told, so that they "
-            "could remove it; secret noise for federations is not built yet; use +dp in a simulation"
+            f"{config.method}: the noise of +dp is drawn from the seed of the run, which clients are told and could "
+            "remove it with; secret noise for federations is not built yet; use +dp in a simulation"
         )
     tells = method.joining
     if tells:

@@ -149,6 +149,8 @@ class Changes(NamedTuple):
     """A field of ``up`` that the server adds to its state and the client to its own, such as c_u' - c_u."""
 
     field: str
+    kept: Callable[[Any], Tensor]
+    """own -> what the field changes, such as c_u."""
     keep: Callable[[Any, Any, Tensor], Any]
     """own before the round, own after it, the change that was sent -> own with this change instead of the whole one."""
     new: str = ""

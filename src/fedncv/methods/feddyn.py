@@ -71,6 +71,8 @@ def feddyn(config: Config = Config()) -> Method:
         finish=finish,
         step=step,
         weights={"delta_P": "one"},
-        changes=Changes("delta_P", lambda lambda_P, _after_P, sent_P: lambda_P + alpha * sent_P),
+        changes=Changes(
+            "delta_P", lambda lambda_P: lambda_P, lambda lambda_P, _after_P, sent_P: lambda_P + alpha * sent_P
+        ),
         switches=("drift",),
     )

@@ -119,7 +119,7 @@ def scaffold(config: Config = Config()) -> Method:
         step=step,
         reveals={"delta_P": "the client's model update", "dc_P": "how its mean gradient changed"},
         weights={"delta_P": "one", "dc_P": "one"},
-        changes=Changes("dc_P", lambda c_u_P, _after_P, sent_P: c_u_P + sent_P),
+        changes=Changes("dc_P", lambda c_u_P: c_u_P, lambda c_u_P, _after_P, sent_P: c_u_P + sent_P),
         needs_sgd=(
             "c_u' is (x - y) divided by the sum of the step lengths, a mean gradient only with SGD; scaffold:option=I "
             "works with any optimizer"

@@ -9,7 +9,8 @@
              b = (sum_S b_u + N(0, count_noise^2)) / m + 1/2,      m = expected replies
              C <- C * exp(-adapt * (b - quantile))
              The fields have noise (noise^-2 - (2 * count_noise)^-2)^-1/2, so that the whole round has ``noise``
-    decay    c_bar <- (1 - decay) * c_bar + …                  the noise in c_bar no longer grows with every round
+    decay    clients send d_u = c_u' - (1 - decay) * c_u instead of c_u' - c_u, and keep (1 - decay) * c_u + d_u
+             c_bar <- (1 - decay * m/N) * c_bar + sum_S d_u / N       old noise fades; 0 sends changes, 1 all of c_u'
 
 It protects a client as a whole against everybody who sees the models of all rounds, but not against the server. The
 epsilon spent is in every row; docs/privacy.md says what it means. Running statistics of BatchNorm stay at the clients.
@@ -21,6 +22,7 @@ control variates; all clients count as seen with c_u = 0 from the first round on
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -68,7 +70,8 @@ class Config:
     """Factor of the control variates in the length, above 0. A small one leaves the clip to the update, and raises the
     noise of the control variates by 1 / control."""
     decay: float = 0.0
-    """Share of the mean control variate that the server forgets every round, at least 0 and below 1."""
+    """Share of its last control variate that a client sends again, from 0 to 1, so that old noise in their mean fades;
+    0: noise adds up over rounds."""
     adapt: float = 0.0
     """Rate of adaptive clipping, at least 0, such as 0.2; 0 keeps the clip."""
     quantile: float = 0.5
@@ -87,7 +90,7 @@ class Config:
             (0 < self.delta < 1, "delta", "above 0 and below 1 / clients"),
             (0 <= self.cap < math.inf, "cap", "at least 0 and finite"),
             (0 < self.control < math.inf, "control", "above 0 and finite"),
-            (0 <= self.decay < 1, "decay", "at least 0 and below 1"),
+            (0 <= self.decay <= 1, "decay", "from 0 to 1"),
             (0 <= self.adapt < math.inf, "adapt", "at least 0 and finite"),
             (0 < self.quantile < 1, "quantile", "above 0 and below 1"),
             (0 <= self.count_noise < math.inf, "count_noise", "at least 0 and finite"),
@@ -113,7 +116,7 @@ class Private(NamedTuple):
     whole: float  # sum of w_u over all clients
     once: float  # clients / whole: the sum of a field that counts clients once is per client
     C: Tensor
-    added_P: Any  # what the server has of the changes, if it forgets
+    added_P: Any  # sum of all changes so far, with decay; otherwise ()
 
 
 class Down(NamedTuple):
@@ -151,6 +154,8 @@ def noise_of(config: Config, federation: Federation) -> float:
 def with_dp(method: Method, config: Config = Config()) -> Method:
     """Return ``method`` with client-level differential privacy."""
     _refuse(method)
+    if config.decay and (method.changes is None or len(method.reveals) < 2):
+        raise ValueError("dp: decay is for control variates, which this method does not send; leave it out")
     changes, adapts, weights = method.changes, config.adapt > 0, method.weights
     silent = changes.new if changes else ""  # a field that is not sent
     fields = tuple(name for name in method.reveals if name != silent)
@@ -200,15 +205,19 @@ def with_dp(method: Method, config: Config = Config()) -> Method:
     def finish(ask: Ask, y_P: Tensor, work: Work, down: Down, own: Any, scratch: Any) -> tuple[Up, Any]:
         up, kept = method.finish(ask, y_P, work, down.down, own, scratch)
         C = down.C if adapts else config.clip
+        if changes and config.decay:
+            again_P = config.decay * changes.kept(own)
+            up = _changed(up, changes.field, lambda a_P: a_P + again_P)
         length = joint_length(up, factor)
         sent = tree_map(lambda a: a * torch.clamp(C / length, max=1.0), up)
         if changes:
-            kept = changes.keep(own, kept, field_of(sent, changes.field))
+            change_P = field_of(sent, changes.field)
+            kept = changes.keep(own, kept, change_P - again_P if config.decay else change_P)
         if config.cap:
             w = torch.clamp(ask.client.num_samples / config.cap, max=1.0)
             sent = tree_map(lambda a: a * w, sent)
         inside = (length <= C).to(length) - 0.5 if adapts else ()
-        return Up(_blanked(sent, silent), inside), kept
+        return Up(_changed(sent, silent, torch.zeros_like), inside), kept
 
     def step(ask: ServerAsk, private: Private, sums: Sums) -> Stepped:
         key = fold(ask.key, NOISE)
@@ -222,7 +231,7 @@ def with_dp(method: Method, config: Config = Config()) -> Method:
         added = private.added_P
         totals = {name: total * (private.once if weights.get(name) == "one" else 1.0) for name, total in noised.items()}
         if changes and config.decay:
-            totals[changes.field] = totals[changes.field] - config.decay * added
+            totals[changes.field] = totals[changes.field] - config.decay * private.weight / private.whole * added
             added = added + totals[changes.field]
         if silent:  # all clients are new in the first round
             totals[silent] = private.C.new_tensor(private.whole if ask.round == 0 else 0.0)
@@ -276,12 +285,12 @@ def _normal(key: Tensor, like: Tensor) -> Tensor:
     return normal(key, like.numel()).reshape(like.shape).to(like)
 
 
-def _blanked(tree: Any, name: str) -> Any:
-    """Return the tree with zeros in the field ``name``."""
+def _changed(tree: Any, name: str, change: Callable[[Tensor], Tensor]) -> Any:
+    """Return the tree with another value in the field ``name``."""
     if not isinstance(tree, tuple) or not hasattr(tree, "_fields"):
         return tree
     parts = zip(tree._fields, tree, strict=True)
-    return type(tree)(*(torch.zeros_like(part) if field == name else _blanked(part, name) for field, part in parts))
+    return type(tree)(*(change(part) if field == name else _changed(part, name, change) for field, part in parts))
 
 
 def _refuse(method: Method) -> None:
