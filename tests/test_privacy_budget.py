@@ -1,0 +1,164 @@
+"""The budget of a run: spent once a round, written before the noise, and never exceeded."""
+
+import json
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+import fedncv
+from fedncv import ledger
+from fedncv.accountant import Release, epsilon
+from fedncv.cli import main
+from fedncv.files import sealed
+from fedncv.results import LEDGER, METRICS, STATE, read_run
+from fedncv.runner import extend
+
+QUICK = {
+    "model": "mlp", "clients": 8, "per_round": 2, "rounds": 5, "epochs": 1, "engine": "sequential", "layers": "torch",
+    "checkpoint_every": 3, "eval_every": 0, "sampling": "poisson",
+}  # fmt: skip
+METHOD = "fedavg+dp:clip=0.5,noise=2"
+ROUND = Release(2.0, 2, 8, False)
+
+
+def charged(folder):
+    return [json.loads(line) for line in (folder / LEDGER).read_text().splitlines()]
+
+
+def spent(rounds):
+    return epsilon(ROUND, rounds, 1e-5)
+
+
+def test_every_round_is_charged_once_and_its_row_says_the_same(tmp_path):
+    result = fedncv.simulate(out=tmp_path / "run", method=METHOD, **QUICK)
+    lines = charged(tmp_path / "run")
+    assert [line["round"] for line in lines] == [1, 2, 3, 4, 5]
+    assert [line["epsilon"] for line in lines] == [row["epsilon"] for row in result.rows[1:]]
+    assert [line["epsilon"] for line in lines] == [spent(t) for t in range(1, 6)]
+    assert {line["unit"] for line in lines} == {"client"}
+    assert {(line["noise"], line["neighbours"], line["delta"]) for line in lines} == {(2.0, "add or remove one", 1e-5)}
+
+
+def test_a_run_stops_before_its_budget_is_exceeded_and_stays_stopped(tmp_path, capsys):
+    """A budget between the third and the fourth round."""
+    budget = (spent(3) + spent(4)) / 2
+    run = tmp_path / "run"
+    text = f"{METHOD},epsilon={budget!r}"
+    result = fedncv.simulate(out=run, method=text, **QUICK)
+    assert "lasts for 3 of 5 rounds" in capsys.readouterr().err
+    assert result.rows[-1]["epsilon"] == spent(3) <= budget
+    assert [line["round"] for line in charged(run)] == [1, 2, 3]
+    assert "the privacy budget is spent" in read_run(run).stopped
+    before = {path.name: path.read_bytes() for path in run.iterdir() if path.name in (METRICS, STATE, LEDGER)}
+    fedncv.resume(run)
+    assert {path.name: path.read_bytes() for path in run.iterdir() if path.name in before} == before
+
+
+def test_rounds_of_two_runs_stop_by_themselves(tmp_path):
+    """Runs of one engine with budgets of their own share only the settings of the engine: here the seeds."""
+    budget = (spent(2) + spent(3)) / 2
+    results = fedncv.simulate_many(seeds=[0, 1], method=f"{METHOD},epsilon={budget!r}", **QUICK)
+    assert [result.rows[-1]["round"] for result in results] == [2, 2]
+
+
+def test_the_noise_that_was_found_lasts_to_the_last_round(tmp_path):
+    result = fedncv.simulate(method="fedavg+dp:clip=0.5,epsilon=4", **QUICK)
+    assert result.rows[-1]["round"] == 5
+    assert 3.9 < result.rows[-1]["epsilon"] <= 4
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        (
+            "fedavg+dp:clip=0.5,epsilon=4",
+            "5 rounds spend the budget of the run, epsilon 4: its noise was found for them",
+        ),
+        (f"{METHOD},epsilon={spent(6)!r}", "7 rounds spend epsilon .* more than the budget .*; it allows 6 rounds"),
+    ],
+)
+def test_more_rounds_than_the_budget_allows_are_refused(method, words, tmp_path, capsys):
+    run = tmp_path / "run"
+    fedncv.simulate(out=run, method=method, **QUICK)
+    with pytest.raises(ValueError, match=words):
+        extend(run, 7)
+    assert main(["resume", str(run), "--rounds", "7"]) == 2
+    assert capsys.readouterr().err.count("\n") == 2  # the note of the run, and the refusal
+
+
+def test_more_rounds_within_the_budget_are_charged(tmp_path):
+    run = tmp_path / "run"
+    fedncv.simulate(out=run, method=f"{METHOD},epsilon={spent(6)!r}", **QUICK)
+    fedncv.resume(run, rounds=6)
+    assert [line["epsilon"] for line in charged(run)] == [spent(t) for t in range(1, 7)]
+
+
+KILLED = """
+    import os, signal, sys
+    import fedncv
+    from fedncv import ledger
+
+    visits = 0
+
+    def die(point):
+        global visits
+        visits += point == sys.argv[2]
+        if point == sys.argv[2] and visits == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    ledger.write_point = die
+    fedncv.simulate(out=sys.argv[1], method={method!r}, **{quick!r})
+"""
+
+
+@pytest.mark.parametrize("point", ["ledger: charged", pytest.param("ledger: half a line", marks=pytest.mark.slow)])
+def test_killed_between_the_ledger_and_the_noise_a_run_pays_for_the_round_once(point, tmp_path):
+    """The round is on the ledger before it begins; it is repeated with the same clients and noise."""
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    fedncv.simulate(out=whole, method=METHOD, **QUICK)
+    script = textwrap.dedent(KILLED).format(method=METHOD, quick=QUICK)
+    done = subprocess.run([sys.executable, "-c", script, str(run), point], capture_output=True, check=False)
+    assert done.returncode == -9, done.stderr
+    rounds = [json.loads(line)["round"] for line in (run / METRICS).read_text().splitlines()]
+    assert rounds == [0, 1]  # the second one was charged, or half so, and not made
+    known = (run / LEDGER).read_bytes()
+    assert known.count(b"\n") == (2 if point == "ledger: charged" else 1)
+    fedncv.resume(run)
+    for name in (METRICS, STATE, LEDGER):
+        assert (run / name).read_bytes() == (whole / name).read_bytes(), name
+
+
+def test_a_ledger_that_lacks_rounds_or_was_changed_is_refused(tmp_path):
+    run = tmp_path / "run"
+    fedncv.simulate(out=run, method=METHOD, **QUICK)
+    path, lines = run / LEDGER, (run / LEDGER).read_bytes().splitlines(keepends=True)
+    for content, words in (
+        (b"", "has 0 rounds, but the run has made 5"),
+        (b"".join(lines[:3]), "has 3 rounds, but the run has made 5"),
+        (b"".join([lines[0], *lines[2:]]), "is damaged"),
+        (b"".join(lines).replace(b'"noise": 2.0', b'"noise": 9.0'), "is damaged"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=words):
+            fedncv.resume(run, rounds=6)
+
+
+def test_a_round_is_not_repeated_with_other_terms(tmp_path):
+    entry = {
+        "round": 1, "unit": "client", "neighbours": "add or remove one", "noise": 2.0, "drawn": 2, "clients": 8,
+        "delta": 1e-5, "accountant": "pld", "epsilon": 1.0,
+    }  # fmt: skip
+    ledger.charge(tmp_path, entry)
+    ledger.charge(tmp_path, entry | {"epsilon": 1.0000001})  # another version's last digits
+    assert [json.loads(line) for line in (tmp_path / LEDGER).read_text().splitlines()] == [sealed(entry)]
+    with pytest.raises(ValueError, match="round 1 is charged with other terms \\(noise 2.0, now 1.0\\)"):
+        ledger.charge(tmp_path, entry | {"noise": 1.0})
+
+
+def test_overwriting_a_run_begins_a_new_ledger(tmp_path):
+    run = tmp_path / "run"
+    fedncv.simulate(out=run, method=METHOD, **QUICK)
+    fedncv.simulate(out=run, method=METHOD.replace("noise=2", "noise=3"), overwrite=True, **QUICK | {"rounds": 1})
+    assert [line["noise"] for line in charged(run)] == [3.0]
