@@ -153,7 +153,7 @@ def test_a_round_is_not_repeated_with_other_terms(tmp_path):
     ledger.charge(tmp_path, entry)
     ledger.charge(tmp_path, entry | {"epsilon": 1.0000001})  # another version's last digits
     assert [json.loads(line) for line in (tmp_path / LEDGER).read_text().splitlines()] == [sealed(entry)]
-    with pytest.raises(ValueError, match="round 1 is charged with other terms \\(noise 2.0, now 1.0\\)"):
+    with pytest.raises(ValueError, match=r"round 1 is charged with other terms \(noise 2.0, now 1.0\)"):
         ledger.charge(tmp_path, entry | {"noise": 1.0})
 
 
@@ -162,3 +162,65 @@ def test_overwriting_a_run_begins_a_new_ledger(tmp_path):
     fedncv.simulate(out=run, method=METHOD, **QUICK)
     fedncv.simulate(out=run, method=METHOD.replace("noise=2", "noise=3"), overwrite=True, **QUICK | {"rounds": 1})
     assert [line["noise"] for line in charged(run)] == [3.0]
+
+
+def test_table_and_report_say_what_was_spent_and_of_whom(tmp_path, capsys):
+    for name, method in (("a", METHOD), ("b", "fedavg"), ("c", "fedavg+dp:clip=0.5,noise=0")):
+        fedncv.simulate(out=tmp_path / name, method=method, **QUICK | {"rounds": 2})
+    capsys.readouterr()
+    assert main(["show", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert f"epsilon {spent(2):.4g} at delta 1e-05, for a client as a whole" in said
+    assert "no differential privacy, because there is no noise" in said
+    line = next(line for line in said.splitlines() if line.lstrip().startswith(METHOD))
+    assert line.split()[-1] == f"{spent(2):.3g}"
+    assert main(["report", str(tmp_path)]) == 0
+    page = (tmp_path / "report.html").read_text()
+    assert "ε of a client" in page
+    assert f"{spent(2):.3g} (δ 1e-05)" in page
+
+
+def test_tables_of_runs_without_privacy_have_no_column_for_it(tmp_path, capsys):
+    fedncv.simulate(out=tmp_path, method="fedavg", **QUICK | {"rounds": 1})
+    main(["show", str(tmp_path)])
+    assert "ε" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--sampling", "weighted"], "sampling=weighted: who is drawn depends on the sizes of all clients"),
+        (["--method", "fedavg+dp:delta=0.2"], "delta is 0.2, but must be below 1 / clients = 0.125"),
+        (["--method", "fedncv+dp"], "needs single replies"),
+        (["--method", "fedavg+dp:epsilon=1e-9"], "would need noise of more than 10000 times the clip"),
+    ],
+)
+def test_the_command_line_refuses_in_one_line_and_makes_no_folder(words, reason, tmp_path, capsys):
+    out = tmp_path / "out"
+    plain = ["run", "--method", METHOD, "--clients", "8", "--per-round", "2", "--model", "mlp", "--out", str(out)]
+    given = [word for word in plain if words[0] != "--method" or word not in ("--method", METHOD)]
+    assert main([*given, *words, "--seeds", "0"]) == 2
+    error = capsys.readouterr().err.strip()
+    assert reason in error
+    assert "\n" not in error
+    assert not out.exists()
+
+
+def test_without_the_library_the_extra_is_named(monkeypatch, capsys, tmp_path):
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    assert main(["run", "--method", METHOD, "--out", str(tmp_path / "out")]) == 2
+    assert "+dp needs dp-accounting, which is not installed; pip install 'fedncv[dp]'" in capsys.readouterr().err
+
+
+def test_a_federation_and_the_observatory_refuse_it_by_name(capsys, tmp_path):
+    from fedncv.config import RunConfig
+    from fedncv.flower.halves import check
+
+    with pytest.raises(ValueError, match="secret noise for federations is not built yet"):
+        check(RunConfig(method=METHOD))
+    with pytest.raises(ValueError, match="sampling is poisson"):
+        check(RunConfig(sampling="poisson"))
+    out = ["--out", str(tmp_path / "out"), "--clients", "8", "--per-round", "2", "--rounds", "2", "--model", "mlp"]
+    assert main(["variance", METHOD, *out]) == 2
+    assert "measure the method without +dp" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

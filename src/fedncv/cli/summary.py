@@ -32,6 +32,7 @@ COLUMNS = {
     "gradients": "gradients",
     "bytes_down": "down",
     "bytes_up": "up",
+    "epsilon": "ε",
 }
 
 
@@ -40,6 +41,8 @@ def print_table(runs: list[Run]) -> None:
     finished = [run for run in runs if run.status == "finished"]
     console = Console() if Console().is_terminal else Console(width=140)
     columns = {name: head for name, head in COLUMNS.items() if console.width >= WIDE or name not in SPARED}
+    if not any(run.last("epsilon") for run in runs):
+        columns.pop("epsilon")
     table = Table(title=_title(runs), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("method", overflow="fold")
     table.add_column("seeds", justify="right")
@@ -104,6 +107,8 @@ def _cell(name: str, values: list[Any], score: Score) -> str:
     mean = float(np.mean(numbers))
     if name.startswith("bytes"):
         return _bytes(mean)
+    if name == "epsilon":
+        return f"{mean:.3g}"
     if name in ("samples", "gradients"):
         return f"{mean:,.0f}"
     spread = f" ± {score.show(float(np.std(numbers, ddof=1)), 1)}" if len(numbers) > 1 else ""

@@ -24,11 +24,11 @@ def spent(problem: Problem, state: State, rounds: int) -> float:
 
 
 def row(problem: Problem, state: State) -> dict[str, Any]:
-    """Return the epsilon spent by the rounds so far, for the row of a round; None without noise."""
+    """Return what the rounds so far have spent, epsilon at delta, for the row of a round; None without noise."""
     if problem.method.privacy is None:
         return {}
     value = spent(problem, state, state.round)
-    return {EPSILON: value if math.isfinite(value) else None}
+    return {EPSILON: value if math.isfinite(value) else None, "delta": problem.method.privacy.delta}
 
 
 def rounds_within(problem: Problem, state: State) -> int:

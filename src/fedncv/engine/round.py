@@ -36,6 +36,7 @@ RESERVED = (
     "failed",
     "stopped",
     "epsilon",
+    "delta",
 )  # names of a row beside those of `settle`
 MEASURED = ("before", "after", "variance")
 
