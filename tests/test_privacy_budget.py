@@ -95,6 +95,16 @@ def test_more_rounds_within_the_budget_are_charged(tmp_path):
     assert [line["epsilon"] for line in charged(run)] == [spent(t) for t in range(1, 7)]
 
 
+def test_clip_and_decay_go_on_where_they_were(tmp_path):
+    """What the switch keeps at the server survives the disk: an extended run has the rows of one planned so."""
+    settings = QUICK | {"method": "scaffold+dp:clip=0.5,noise=2,adapt=0.2,decay=0.3,control=0.1"}
+    fedncv.simulate(out=tmp_path / "run", **settings | {"rounds": 3})
+    extended = fedncv.resume(tmp_path / "run", rounds=5)
+    planned = fedncv.simulate(**settings)
+    for name in ("loss", "clip", "clip_inside", "epsilon"):
+        assert [row[name] for row in extended.rows[1:]] == [row[name] for row in planned.rows[1:]]
+
+
 KILLED = """
     import os, signal, sys
     import fedncv

@@ -10,7 +10,7 @@ from federations import Tiny, answer, everyone, federation, inside, model_of, qu
 from torch import nn
 from torch.testing import assert_close
 
-from fedncv.engine import budget
+from fedncv.engine import budget, evaluate
 from fedncv.engine.local import train as train_client
 from fedncv.engine.problem import arrivals, start
 from fedncv.engine.round import Reply, collect, draw
@@ -169,6 +169,33 @@ def test_the_bits_of_adaptive_clipping_are_half_up_or_down():
     problem = even("fedavg+dp:clip=0.07,adapt=0.2,noise=0.1")
     bits = [float(sums(problem, start(problem), [u])["inside"]) for u in range(4)]
     assert {abs(bit) for bit in bits} == {0.5}
+
+
+def test_the_methods_own_server_is_not_told_what_single_clients_hold():
+    given = []
+    plain = fedavg()
+
+    def init(x_P, known):
+        given.append(known)
+        return plain.init(x_P, known)
+
+    from fedncv.methods import chain
+    from fedncv.methods.switches.differential_privacy import Config
+
+    start(tiny(chain(plain._replace(init=init), dp=Config(cap=10)), model=linear, sizes=(20, 4, 12, 8)))
+    assert given[-1].sizes_N.tolist() == pytest.approx([(1 + 0.3 + 0.9 + 0.6) / 4] * 4)
+    assert given[-1].label_counts is None
+
+
+def test_an_averaged_model_is_handed_out_with_the_clip():
+    """Scores use the average of the models; its message holds the clip that a client needs to read it."""
+    problem = even("fedavg+average:share=1+dp:clip=0.07,adapt=0.2,noise=0")
+    state = train(problem, rounds=3)
+    assert state.server.server.a_P.shape == problem.model.start_P.shape
+    (arrival,) = arrivals(problem.in_use, state, everyone(0).ids)
+    assert torch.equal(arrival.down.down.x_P, state.server.server.a_P)
+    assert torch.equal(arrival.down.C, state.server.C)
+    assert evaluate.before(problem, state)["before"] is not None
 
 
 # ---- noise -----------------------------------------------------------------------------------------------

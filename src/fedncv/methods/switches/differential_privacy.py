@@ -180,10 +180,12 @@ def with_dp(method: Method, config: Config = Config()) -> Method:
                 "for the other fields"
             )
         spread = (noise**-2 - (2 * count_noise) ** -2) ** -0.5 if count_noise else noise
-        server = method.init(x_P, federation)
         C = x_P.new_tensor(config.clip)
         added = torch.zeros_like(x_P) if config.decay and changes else ()
         weight, whole = float((pi_N * w_N).sum()), float(w_N.sum())
+        # the method's own server must not use what single clients hold
+        blind = federation._replace(sizes_N=torch.full_like(w_N, whole / n), label_counts=None)
+        server = method.init(x_P, blind)
         return Private(server, noise, spread, count_noise, expected, weight, whole, n / whole, C, added)
 
     def broadcast(private: Private, ids_S: Tensor) -> Down:
