@@ -123,7 +123,29 @@ KILLED = """
 """
 
 
-@pytest.mark.parametrize("point", ["ledger: charged", pytest.param("ledger: half a line", marks=pytest.mark.slow)])
+def test_stopped_between_the_ledger_and_the_noise_a_run_pays_for_the_round_once(tmp_path, monkeypatch):
+    """The same without a process of its own: the second charge is written, and then the run ends."""
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    fedncv.simulate(out=whole, method=METHOD, **QUICK)
+    visits = []
+
+    def end(point):
+        visits.append(point)
+        if visits.count("ledger: charged") == 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ledger, "write_point", end)
+        with pytest.raises(KeyboardInterrupt):
+            fedncv.simulate(out=run, method=METHOD, **QUICK)
+    assert [line["round"] for line in charged(run)] == [1, 2]
+    assert fedncv.resume(run).rows[-1]["epsilon"] == spent(5)
+    for name in (METRICS, STATE, LEDGER):
+        assert (run / name).read_bytes() == (whole / name).read_bytes(), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", ["ledger: charged", "ledger: half a line"])
 def test_killed_between_the_ledger_and_the_noise_a_run_pays_for_the_round_once(point, tmp_path):
     """The round is on the ledger before it begins; it is repeated with the same clients and noise."""
     whole, run = tmp_path / "whole", tmp_path / "run"

@@ -297,7 +297,7 @@ def test_scaffold_with_decay_still_stops_at_the_optimum():
     state = start(problem)
     server = state.server._replace(server=state.server.server._replace(c_P=vector(0.5)), added_P=vector(1.0))
     state = state._replace(server=server)
-    assert_close(model_of(train(problem, rounds=80, state=state)), vector(0.8), atol=1e-5, rtol=0)
+    assert_close(model_of(train(problem, rounds=50, state=state)), vector(0.8), atol=1e-5, rtol=0)
 
 
 # ---- adaptive clipping -----------------------------------------------------------------------------------
