@@ -23,7 +23,7 @@ from typing import Any, Literal, NamedTuple
 
 Accountant = Literal["pld", "rdp"]
 
-INTERVAL = 1e-3  # between the losses of a discretised distribution; a larger one raises epsilon
+INTERVAL = 1e-3  # between the losses of a discretised distribution at noise 1; a larger one raises epsilon
 CLOSE = 1.001  # ratio of the noise that is found to the least one
 LARGEST = 1e4  # noise; with more, a round says nothing
 ORDERS = (1.25, 1.5, 1.75, *range(2, 33), *range(36, 64, 4), 64, 80, 96, 128, 192, 256, 384, 512, 1024)
@@ -77,7 +77,8 @@ def _epsilon(release: Release, rounds: int, delta: float, accountant: Accountant
 def _distribution(release: Release) -> Any:
     """Return the privacy loss distribution of a round."""
     make = library().pld.privacy_loss_distribution.from_gaussian_mechanism
-    interval = INTERVAL * max(1.0, release.noise**-2)  # the losses of little noise lie far apart
+    z = release.noise
+    interval = INTERVAL * (z**-2 if z < 1 else 1 / z)  # losses lie far apart with little noise, close with much
     return make(
         release.noise, sampling_prob=release.drawn / release.clients, value_discretization_interval=interval
     )  # an upper bound ("pessimistic"), for one client more and one fewer

@@ -226,8 +226,8 @@ def _train(engine: Engine, runs: list[LiveRun], on_round: OnRound | None) -> Non
                 run.begin(engine.name, layers, engine.why)
             if config.probe:
                 gradients.check(engine.problems[0])
-            for run in live:
-                if not run.rows and (said := budget.words(run.problem, run.state)):
+            for said in dict.fromkeys(budget.words(run.problem, run.state) for run in live if not run.rows):
+                if said:
                     note(said)
             if not live[0].rows:
                 rows = [{"round": 0} | sampled(run.problem) | floor(run.problem) for run in live]
