@@ -211,6 +211,14 @@ def test_the_noise_of_each_sum_is_the_clip_times_the_noise_over_its_factor():
     assert_close(inside(state.server, "c_P"), 3 * 0.5 / 0.2 * second / 4)
 
 
+def test_with_a_count_the_sums_have_the_larger_share_of_the_noise():
+    """noise 3, count 2: the fields have (1/9 - 1/16)^(-1/2) = 12 / sqrt(7), of the clip 0.5, over m = 2."""
+    problem = even("fedavg+dp:clip=0.5,noise=3,adapt=0.2,count_noise=2", per_round=2, seed=7)
+    state, _ = run_round(problem, start(problem), everyone())
+    drawn = normal(fold(fold(key_for(7, "server", 0), NOISE), 0), len(problem.model.start_P))
+    assert_close(model_of(state), problem.model.start_P - 12 / math.sqrt(7) * 0.5 * drawn / 2)
+
+
 def test_its_variance_is_that_of_the_algebra():
     """100,000 numbers: the variance of the mean of squares is 2 / 100,000."""
     wide = namedtuple("Up", ["delta_P"])
