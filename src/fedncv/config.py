@@ -196,8 +196,9 @@ class Settings:
     """Number of rounds, at least 0."""
     per_round: int = setting(10, "protocol", "paper")
     """Clients drawn per round, from 1 to all."""
-    sampling: Literal["uniform", "weighted", "available"] = setting("uniform", "protocol", "own")
-    """How clients are drawn: uniform; weighted by samples; available: uniform among the reachable clients."""
+    sampling: Literal["uniform", "poisson", "weighted", "available"] = setting("uniform", "protocol", "own")
+    """How clients are drawn: uniform; poisson: each by itself, per_round on average; weighted by samples; available:
+    uniform among the reachable clients."""
     availability: float = setting(0.5, "protocol", "own", simulation_only="real clients come and go by themselves")
     """sampling=available: probabilities of being reachable are evenly spaced from this value to 1; above 0."""
     dropout: float = setting(0.0, "protocol", "own", simulation_only="real clients fail by themselves")

@@ -28,6 +28,7 @@ MACHINE = "machine.jsonl"  # a line for every time the run was started or resume
 LOCK = ".lock"  # held by the process that trains the run
 STATUS = "status.json"  # what that process last said of itself, for `fedncv watch`
 ACCURACY = "accuracy"  # the only score shown in percent and compared with the label prior
+LEDGER = "privacy.jsonl"  # what each round spends of a privacy budget
 MODEL = "model.safetensors"  # written by `fedncv export`
 
 LOWER_IS_BETTER = ("log_loss", "brier", "ece", "rmse", "mae")  # of the built-in metrics
@@ -480,6 +481,21 @@ def code_words(config: RunConfig, functions: list[str]) -> str:
     return " ".join(f"{short_name(name)} {f'#{mark}' if mark else 'unknown'}" for name, mark in marks.items())
 
 
+def privacy_of(runs: list[Run]) -> dict[str, str]:
+    """Return method -> its guarantee in words, for those with differential privacy."""
+    found = {}
+    for name, group in by_method(runs).items():
+        if any(run.last("delta") is not None for run in group):
+            spent = [run.last("epsilon") for run in group]
+            largest = None if None in spent else max(spent)
+            found[name] = (
+                "no differential privacy, because there is no noise"
+                if largest is None
+                else f"epsilon {largest:.4g} at delta {group[0].last('delta'):g}, for a client as a whole"
+            )
+    return found
+
+
 def notes_on(runs: list[Run]) -> list[str]:
     """Return lines about the settings that not all runs share, runs that repeat others, and runs that were extended."""
     extended: dict[Extension, list[Path]] = {}
@@ -491,6 +507,7 @@ def notes_on(runs: list[Run]) -> list[str]:
     return [
         *[f"note: {sampled}; s.e. is the standard error that this sample causes"] * bool(sampled),
         *[f"note: these runs differ in {', '.join(words)}"] * bool(words),
+        *(f"note: {name}: {words}" for name, words in privacy_of(runs).items()),
         *(f"note: {run.folder} repeats {other.folder} and is not counted" for run, other in repetitions(runs)),
         *(
             f"note: {first}{f' and {len(others)} more were' if others else ' was'} planned with {planned} rounds and "

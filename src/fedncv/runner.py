@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from fedncv import heartbeat, termination
+from fedncv import heartbeat, ledger, termination
 from fedncv.config import RunConfig
 from fedncv.data import holdings, prior_accuracy
-from fedncv.engine import gradients
+from fedncv.engine import budget, gradients
 from fedncv.engine.arithmetic import arithmetic
 from fedncv.engine.choose import common, engine_for
 from fedncv.engine.evaluate import groups, sampled
@@ -26,6 +26,7 @@ from fedncv.engine.problem import DivergedError, Problem, State, build
 from fedncv.engine.protocol import Engine
 from fedncv.engine.sequential import one_thread
 from fedncv.export import export
+from fedncv.notes import note
 from fedncv.objects import again, check_code
 from fedncv.observatory import at_model
 from fedncv.probe import find_probe
@@ -107,6 +108,23 @@ class LiveRun:
                 self._journal.checkpoint()
         if self._heart is not None:
             self._heart.beat()
+
+    def charge(self) -> None:
+        """Write what the next round spends of the privacy budget to the ledger; stop if the budget does not last."""
+        problem, state = self.problem, self.state
+        privacy = problem.method.privacy
+        if privacy is None:
+            return
+        entry = budget.entry(problem, state)
+        if privacy.epsilon < math.inf and budget.spent(problem, state, state.round + 1) > privacy.epsilon:
+            now, then = (budget.spent(problem, state, state.round + more) for more in (0, 1))
+            self.stop(
+                f"the privacy budget is spent: epsilon {now:.4g} of {privacy.epsilon:g} after {state.round} rounds; "
+                f"one more would make it {then:.4g}"
+            )
+            self.end_early()
+        elif self.folder is not None:
+            ledger.charge(self.folder, entry)
 
     def fail(self, error: DivergedError) -> None:
         self.error = error
@@ -210,12 +228,20 @@ def _train(engine: Engine, runs: list[LiveRun], on_round: OnRound | None) -> Non
                 run.begin(engine.name, layers, engine.why)
             if config.probe:
                 gradients.check(engine.problems[0])
+            for said in dict.fromkeys(budget.words(run.problem, run.state) for run in live if not run.rows):
+                if said:
+                    note(said)
             if not live[0].rows:
                 rows = [{"round": 0} | sampled(run.problem) | floor(run.problem) for run in live]
                 _complete(engine, live, [run.state for run in live], rows, time.perf_counter(), on_round)
                 engine, live = _still_live(engine, live)
             while live and live[0].state.round < config.rounds:
                 termination.check()
+                for run in live:
+                    run.charge()
+                engine, live = _still_live(engine, live)
+                if not live:
+                    break
                 began = time.perf_counter()
                 settled = engine.run_rounds([run.state for run in live])
                 for run, outcome in zip(live, settled, strict=True):

@@ -5,6 +5,7 @@
     timing.jsonl        the duration of each round, the layers it was trained in, and when more rounds were planned
     machine.jsonl       date, machine, versions, engine, layers and resolved method, a line for every start and resume
     partition.json      samples of each class at each client, for the report; of a study it is in the column's folder
+    privacy.jsonl       with differential privacy, what each round spends: written before the round (ledger.py)
     status.json         what the training process last said of itself, for `fedncv watch`; no result depends on it
     state.safetensors   the latest checkpoint: written to a new file, flushed, renamed; no pickle is ever loaded
     rows-*.bin          rows of clients, if they are stored on disk; the checkpoint names those it refers to
@@ -45,6 +46,7 @@ from fedncv.config import (
     write_toml,
 )
 from fedncv.data import DATASETS
+from fedncv.engine import budget
 from fedncv.engine.problem import Problem, State, keeps, start
 from fedncv.files import NEW, checksum, open_here, records, sealed, sweep, truncate
 from fedncv.files import write_atomically as replace_file
@@ -57,6 +59,7 @@ from fedncv.objects import code_changes
 from fedncv.portable import LockedError, lock
 from fedncv.results import (
     CONFIG,
+    LEDGER,
     LOCK,
     MACHINE,
     METRICS,
@@ -146,6 +149,7 @@ def create(folder: Path, config: RunConfig, *, overwrite: bool = False) -> None:
             MACHINE,
             STATUS,
             PARTITION,
+            LEDGER,
             MODEL,
         ):  # replaced below: it is a run at every moment
             (folder / name).unlink(missing_ok=True)
@@ -484,6 +488,8 @@ def _check_rounds(folder: Path, done: int, planned: int, problem: Problem) -> No
                 f"{config.rounds} rounds, round {t} would have had {now / before:.3g} times its learning rate; "
                 "start another run"
             )
+    if done:
+        budget.refuse_more(problem, planned)
     if done and _at_start(problem, planned) != _at_start(problem, config.rounds):
         raise ValueError(
             f"{folder} was planned with {planned} rounds, and {short_name(config.method)} depends on that number; "

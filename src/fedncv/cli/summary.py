@@ -35,6 +35,7 @@ COLUMNS = {
     "gradients": "gradients",
     "bytes_down": "down",
     "bytes_up": "up",
+    "epsilon": "ε",
 }
 
 
@@ -45,6 +46,8 @@ def print_table(runs: list[Run]) -> None:
     columns = {name: head for name, head in COLUMNS.items() if console.width >= WIDE or name not in SPARED}
     if not any(run.last(name) is not None for run in finished for name in UNSEEN_SCORES):
         columns = {name: head for name, head in columns.items() if name not in UNSEEN_SCORES}
+    if not any(run.last("epsilon") for run in runs):
+        columns.pop("epsilon")
     table = Table(title=_title(runs), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("method", overflow="fold")
     table.add_column("seeds", justify="right")
@@ -109,6 +112,8 @@ def _cell(name: str, values: list[Any], score: Score) -> str:
     mean = float(np.mean(numbers))
     if name.startswith("bytes"):
         return _bytes(mean)
+    if name == "epsilon":
+        return f"{mean:.3g}"
     if name in ("samples", "gradients"):
         return f"{mean:,.0f}"
     spread = f" ± {score.show(float(np.std(numbers, ddof=1)), 1)}" if len(numbers) > 1 else ""

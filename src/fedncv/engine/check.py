@@ -3,6 +3,7 @@
 import os
 from dataclasses import replace
 
+from fedncv import accountant
 from fedncv.config import OBJECTS, RunConfig, own_object, short_name
 from fedncv.data import PARTITIONS, STREAMS, absolute_name, check_name
 from fedncv.imports import code_folder, look_in
@@ -35,6 +36,8 @@ def check(config: RunConfig, *, custom: tuple[str, ...] = ()) -> None:
         optimizer = find_optimizer(config.optimizer, momentum=config.momentum, weight_decay=config.weight_decay)
         if method is not None:
             check_sgd(config, method, optimizer)
+    if method is not None:
+        check_private(config, method)
     find_metrics(text for text in config.metrics if own_object(text) is None)
     parse(config.partition, PARTITIONS, what="partition")
     if config.stream:
@@ -70,3 +73,21 @@ def check_sgd(config: RunConfig, method: Method, optimizer: Optimizer) -> None:
     if method.needs_sgd and optimizer.total_step is None:
         name, given = short_name(config.method), short_name(config.optimizer)
         raise ValueError(f"{name} needs optimizer=sgd, not {given}: {method.needs_sgd}")
+
+
+def check_private(config: RunConfig, method: Method) -> None:
+    """Raise ValueError if the setting cannot give the guarantee of the method's differential privacy."""
+    privacy, name = method.privacy, short_name(config.method)
+    if privacy is None:
+        return
+    accountant.library()
+    if config.sampling == "weighted":
+        raise ValueError(
+            f"{name} cannot be used with sampling=weighted: who is drawn depends on the sizes of all clients, so a "
+            "client changes more than its own summand; use sampling=poisson or uniform"
+        )
+    if not privacy.delta < 1 / config.clients:
+        raise ValueError(
+            f"{name}: delta is {privacy.delta:g}, but must be below 1 / clients = {1 / config.clients:.3g}: a larger "
+            "one allows to publish the data of a client drawn at random"
+        )

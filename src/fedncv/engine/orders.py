@@ -25,7 +25,8 @@ LAST = (1 << 63) - 1  # sorts after every random number
 
 def keys_for(seeds: list[int], purpose: str, round: int, ids: Ints) -> Key:
     """Return (K, 2): ``keys.key_for`` of each (seed, client)."""
-    seed_K2 = torch.tensor([[seed & WORD, (seed >> 32) & WORD] for seed in seeds])
+    words = [[seed & WORD, (seed >> 32) & WORD] for seed in seeds]
+    seed_K2 = torch.tensor(words, dtype=torch.int64).reshape(len(seeds), 2)  # also of nobody
     client_K = torch.from_numpy(ids)
     word_K = torch.zeros_like(client_K)
     c0, c1, _, _ = philox(seed_K2, client_K, word_K + round, word_K + zlib.crc32(purpose.encode()), word_K)

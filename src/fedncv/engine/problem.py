@@ -16,7 +16,7 @@ from fedncv.data.owners import grouped
 from fedncv.data.unseen import num_unseen, order
 from fedncv.engine import sampling
 from fedncv.engine.arithmetic import check_precision, low_precision
-from fedncv.engine.check import check, check_sgd
+from fedncv.engine.check import check, check_private, check_sgd
 from fedncv.engine.keeping import room
 from fedncv.engine.scored import sample
 from fedncv.flat import Factory, Model
@@ -96,6 +96,8 @@ class Problem(NamedTuple):
     def buffer_rule(self) -> str | BufferRule:
         """The method's rule if it requires one; otherwise the study's."""
         rule = self.method.buffers
+        if self.method.privacy is not None and not self.model.start_R.numel():
+            return "averaged"  # there are none: then all clients use one model
         insists = not rule.shared if isinstance(rule, BufferRule) else rule == "personal"
         return rule if insists or self.config.buffers == "averaged" else self.config.buffers
 
@@ -231,6 +233,12 @@ def build(
         label_counts=partial(_label_counts, dataset, members),
     )
     rates_N = np.linspace(config.availability, 1.0, num_clients)
+    inclusion_N = _inclusion(config, sizes, rates_N)
+    federation = federation._replace(
+        sampling=config.sampling,
+        inclusion_N=torch.from_numpy(inclusion_N) * (1 - config.dropout),
+        drops_out=config.dropout > 0,
+    )
     stream = None
     method = method or find_method(config.method)
     check_method(method)
@@ -238,6 +246,7 @@ def build(
         config.optimizer, momentum=config.momentum, weight_decay=config.weight_decay
     )
     check_sgd(config, method, optimizer)
+    check_private(config, method)
     measured = find_metrics(config.metrics, metrics)
     check_fit(measured, _kind(task, dataset), dataset.num_classes)
     try_optimizer(short_name(config.optimizer), optimizer, made.start_P)
@@ -258,7 +267,7 @@ def build(
         optimizer,
         federation,
         rates_N,
-        _inclusion(config, sizes, rates_N),
+        inclusion_N,
         stream,
         measured,
         sample=sample(config.seed, members.test_sizes, config.eval_clients),
@@ -421,7 +430,7 @@ def _try_method(problem: Problem) -> None:
 def _inclusion(
     config: RunConfig, sizes: sampling.Probabilities, rates_N: sampling.Probabilities
 ) -> sampling.Probabilities:
-    if config.sampling == "uniform":
+    if config.sampling in ("uniform", "poisson"):
         return sampling.uniform_inclusion(len(sizes), config.per_round)
     if config.sampling == "weighted":
         return sampling.weighted_inclusion(sizes, config.per_round)

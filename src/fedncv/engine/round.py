@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedncv.engine import sampling
-from fedncv.engine.local import Trained, lr_of
-from fedncv.engine.problem import Arrival, DivergedError, Problem, State, messages
+from fedncv.engine import budget, sampling
+from fedncv.engine.local import Trained, lr_of, total_step_of
+from fedncv.engine.problem import Arrival, DivergedError, Problem, State, arrivals, messages
 from fedncv.keys import generator, key_for, uniform_at
 from fedncv.methods import base
 from fedncv.methods.base import (
@@ -18,11 +18,12 @@ from fedncv.methods.base import (
     Replies,
     ServerAsk,
     Totals,
+    Work,
     sums_from_totals,
     totals_of,
     weighted_sum,
 )
-from fedncv.tree import all_finite, leaves, num_bytes, stack
+from fedncv.tree import all_finite, leaves, num_bytes, stack, tree_map
 
 RESERVED = (
     "pooled",
@@ -35,6 +36,8 @@ RESERVED = (
     "skipped",
     "failed",
     "stopped",
+    "epsilon",
+    "delta",
 )  # names of a row beside those of `settle`
 MEASURED = ("before", "after", "unseen_", "variance")
 
@@ -79,6 +82,8 @@ def draw(problem: Problem, round: int) -> Draw:
     rng = generator(config.seed, "clients", round)
     if config.sampling == "uniform":
         ids = sampling.draw_uniform(rng, n, config.per_round)
+    elif config.sampling == "poisson":
+        ids = sampling.draw_poisson(rng, n, config.per_round)
     elif config.sampling == "weighted":
         ids = sampling.draw_systematic(rng, problem.inclusion_N)
     else:
@@ -144,6 +149,19 @@ def collect(problem: Problem, replies: list[Reply], awake: sampling.Ids | None =
     return collected, torch.stack([reply.trained.buffers_R for reply in replies])
 
 
+def nobody(problem: Problem, state: State) -> tuple[Replies, Tensor]:
+    """Return the replies of a round without any: their form is that of a client which trained nothing."""
+    (arrival,) = arrivals(problem, state, np.zeros(1, dtype=np.int64))
+    ask = problem.ask(0, arrival.buffers_R, state.round)
+    y_P, scratch = problem.method.begin(ask, arrival.down, arrival.kept.own)
+    lr = lr_of(problem, state.round)
+    work = Work(1, 1, lr, total_step_of(problem.optimizer, [1], lr))
+    up, _ = problem.method.finish(ask, y_P, work, arrival.down, arrival.kept.own, scratch)
+    none_S = problem.federation.sizes_N[:0].to(y_P.device)
+    ups, b_SR = tree_map(lambda leaf: leaf.new_empty(0, *leaf.shape), (up, arrival.buffers_R))
+    return Replies(ups, none_S.long(), none_S, none_S), b_SR
+
+
 def partial(problem: Problem, replies: list[Reply]) -> Partial:
     """Return the sums over these replies; at least one."""
     collected, b_SR = collect(problem, replies)
@@ -160,7 +178,8 @@ def aggregate(
     """Return the state after the server's half of a round, and the named numbers of its step.
 
     ``partials`` replace what the server needs of the replies; they are added in their order. Without a reply the server
-    keeps its state. ``awake`` are the clients that were reached.
+    keeps its state, unless the method has differential privacy: the noise hides that nobody replied. ``awake`` are the
+    clients that were reached.
     """
     totals, t = state.totals, state.round
     for _, trained in replies:
@@ -170,12 +189,12 @@ def aggregate(
             forwards=totals.forwards + trained.forwards,
         )
     state = state._replace(round=t + 1, totals=totals)
-    if not replies:
+    if not replies and problem.method.privacy is None:
         return state, {}
     key = key_for(problem.config.seed, "server", t).to(problem.model.start_P.device)
     ask = ServerAsk(problem.model, t, key)
-    if partials is None:
-        collected, b_SR = collect(problem, replies, awake)
+    if partials is None or not replies:
+        collected, b_SR = collect(problem, replies, awake) if replies else nobody(problem, state)
         given = base.combined(problem.method, state.server, collected)
         if problem.method.screen is not None and problem.buffer_rule != "personal":
             b_SR = problem.method.screen.coordinates(b_SR, collected.sizes_S)
@@ -249,8 +268,10 @@ def settle(
         state = state._replace(totals=totals)
     # check the message to the next client: it holds all that matters, and no other client's row is read
     handed_out = [problem.in_use] if problem.method.hand_out else []
+    stepped = bool(replies) or problem.method.privacy is not None
     to = drawn.ids[:1] if problem.topology is None else drawn.ids
-    sent = [messages(each, state, to) for each in [problem, *handed_out]] if replies else []
+    to = to if len(to) else np.zeros(1, dtype=np.int64)
+    sent = [messages(each, state, to) for each in [problem, *handed_out]] if stepped else []
     if not all_finite(tuple(sent)):
         raise DivergedError(
             f"the server diverged in round {state.round}: its step is not finite although all replies were; "
@@ -264,6 +285,7 @@ def settle(
         "replies": len(replies),
         "loss": float(np.mean(losses)) if losses and np.isfinite(losses).all() else None,
         **state.totals._asdict(),
+        **budget.row(problem, state),
     }
     for name in numbers:
         if name in result or name in RESERVED or name.startswith(MEASURED):

@@ -49,6 +49,11 @@ def check(config: RunConfig) -> None:
     method = find_method(config.method)
     if method.only_simulated:
         raise ValueError(f"{config.method} is for simulations: {method.only_simulated}")
+    if method.privacy is not None:
+        raise ValueError(
+            f"{config.method}: the noise of +dp is drawn from the seed of the run, which clients are told and could "
+            "remove it with; secret noise for federations is not built yet; use +dp in a simulation"
+        )
     if method.graph != "any":
         raise ValueError(
             f"{config.method} is for federations without a server (docs/topology.md); use it in a simulation"
@@ -61,6 +66,10 @@ def check(config: RunConfig) -> None:
         )
     if config.sampling == "available":
         raise ValueError("sampling is available: who is reachable shows by itself; use uniform or weighted")
+    if config.sampling == "poisson":
+        raise ValueError(
+            "sampling is poisson: a round may ask nobody, which federations cannot; use uniform or weighted"
+        )
 
 
 def server_problem(config: RunConfig, form: Form, sizes: list[int]) -> Problem:

@@ -32,6 +32,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from fedncv.accountant import Accountant
 from fedncv.flat import Mode, Model, Output
 from fedncv.keys import Key
 from fedncv.layout import Layout
@@ -50,10 +51,10 @@ from fedncv.methods.sums import (
 from fedncv.tree import leaves, row
 
 __all__ = [
-    "Ask", "Batch", "BufferRule", "Client", "Federation", "FineTuning", "Method", "Notes", "Phase", "Prediction",
-    "Replies", "Rule", "Screen", "ServerAsk", "Step", "Stepped", "Sums", "Survey", "Totals", "Weight", "Work",
-    "aggregate", "combined", "field_of", "for_all", "moved_by", "rows_at", "sums_from_totals", "sums_of",
-    "take_step", "totals_of", "weighted_sum",
+    "Ask", "Batch", "BufferRule", "Changes", "Client", "Federation", "FineTuning", "Method", "Notes", "Phase",
+    "Prediction", "Privacy", "Replies", "Rule", "Screen", "ServerAsk", "Step", "Stepped", "Sums", "Survey", "Totals",
+    "Weight", "Work", "aggregate", "combined", "field_of", "for_all", "moved_by", "rows_at", "sums_from_totals",
+    "sums_of", "take_step", "totals_of", "weighted_sum",
 ]  # fmt: skip
 
 
@@ -69,6 +70,12 @@ class Federation(NamedTuple):
     key: Key  # for random draws of the server before the first round
     label_counts: Callable[[], Tensor] | None = None
     """Samples of each class at every client (N x C), for a method whose ``joining`` asks for them."""
+    sampling: str = "uniform"
+    """How the clients of a round are drawn, as in the config."""
+    inclusion_N: Tensor | None = None
+    """Probability that each client is drawn and replies in a round, float64; None: per_round / num_clients."""
+    drops_out: bool = False
+    """Whether clients that are drawn may fail to reply."""
 
 
 class Phase(NamedTuple):
@@ -175,6 +182,28 @@ class Screen(NamedTuple):
     coordinates: Rule  # for running statistics and for fields of one number, as (S, 1)
 
 
+class Changes(NamedTuple):
+    """A field of ``up`` that the server adds to its state and the client to its own, such as c_u' - c_u."""
+
+    field: str
+    kept: Callable[[Any], Tensor]
+    """own -> what the field changes, such as c_u."""
+    keep: Callable[[Any, Any, Tensor], Any]
+    """own before the round, own after it, the change that was sent -> own with this change instead of the whole one."""
+    new: str = ""
+    """Field that is 1 in a client's first round and 0 later, if the server counts the clients that it has seen."""
+
+
+class Privacy(NamedTuple):
+    """Guarantee of differential privacy, for the engine, which accounts for the rounds."""
+
+    epsilon: float  # budget; inf: none
+    delta: float
+    noise: Callable[[Any], float]  # server's state -> deviation of the noise / clip
+    accountant: Accountant
+    found: bool  # whether the noise was found for the planned number of rounds
+
+
 class Method(NamedTuple):
     """Functions and facts of one method (see the top of the file). Usually made with ``fedavg()._replace(…)``."""
 
@@ -212,6 +241,11 @@ class Method(NamedTuple):
     optimizer is correct."""
     switches: tuple[str, ...] = ()
     """Switches that it already contains; adding one again is refused."""
+    changes: Changes | None = None
+    """The field of ``up`` that changes what a client keeps, so that a client can keep what it really sent."""
+    privacy: Privacy | None = None
+    """Guarantee of differential privacy, if there is one. The server then also makes a step in a round without
+    replies, because its noise hides whether there was one."""
     hand_out: Callable[[Any, Tensor], Any] | None = None
     """Like ``broadcast``, for inference, where that model differs from the one that clients train from."""
     decide: Callable[[Model, Tensor, Output, Any], Tensor] | None = None
@@ -242,6 +276,9 @@ def check(method: Method) -> None:
             raise ValueError(f"weights name {field!r}, which reveals does not declare ({', '.join(method.reveals)})")
         if weight not in ("samples", "one"):
             raise ValueError(f"the weight of {field!r} must be 'samples' or 'one', not {weight!r}")
+    for field in (method.changes.field, method.changes.new) if method.changes else ():
+        if field and field not in method.reveals:
+            raise ValueError(f"changes name {field!r}, which reveals does not declare ({', '.join(method.reveals)})")
 
 
 def check_reveals(method: Method, up: Any) -> None:

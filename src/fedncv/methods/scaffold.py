@@ -25,6 +25,7 @@ from torch import Tensor
 from fedncv.methods.base import (
     Ask,
     Batch,
+    Changes,
     Federation,
     Method,
     Phase,
@@ -126,6 +127,7 @@ def scaffold(config: Config = Config()) -> Method:
         step=step,
         reveals={"delta_P": "the client's model update", "dc_P": "how its mean gradient changed"},
         weights={"delta_P": config.weights, "dc_P": config.weights},
+        changes=Changes("dc_P", lambda c_u_P: c_u_P, lambda c_u_P, _after_P, sent_P: c_u_P + sent_P),
         fixed_sizes=config.weights == "samples",
         needs_sgd=(
             "c_u' is (x - y) divided by the sum of the step lengths, a mean gradient only with SGD; scaffold:option=I "

@@ -279,9 +279,11 @@ def _work_table(column: Column, target: float | None, score: Score) -> str:
     if not spent:
         return "<p class='soft'>No finished run yet.</p>"
     goal = next(iter(spent.values())).target
+    private = any(each.epsilon is not None for each in spent.values())
     heads = ["samples", "gradients", "down", "up", "seconds", "reached it", "rounds", "samples", "bytes"]
+    heads += ["ε of a client"] * private
     top = "".join(
-        f'<th data-column="{i}" aria-sort="none" class="{"edge" if i in (1, 6) else ""}">'
+        f'<th data-column="{i}" aria-sort="none" class="{"edge" if i in (1, 6, 10) else ""}">'
         f'<button type="button">{head}</button></th>'
         for i, head in enumerate(heads, start=1)
     )
@@ -297,19 +299,21 @@ def _work_table(column: Column, target: float | None, score: Score) -> str:
             (each.rounds_to, "–" if each.rounds_to is None else f"{each.rounds_to:.1f}"),
             (each.samples_to, "–" if each.samples_to is None else names.quantity(each.samples_to)),
             (each.bytes_to, "–" if each.bytes_to is None else names.traffic(each.bytes_to)),
+            *[(each.epsilon, "–" if each.epsilon is None else f"{each.epsilon:.3g} (δ {each.delta:g})")] * private,
         ]
         body = "".join(
-            f'<td class="{"edge" if i in (0, 5) else ""}" data-value="{"" if value is None else value}">{text}</td>'
+            f'<td class="{"edge" if i in (0, 5, 9) else ""}" data-value="{"" if value is None else value}">{text}</td>'
             for i, (value, text) in enumerate(cells)
         )
         rows.append(
             f"<tr><th data-value='{escape(names.method(method))}'>{escape(names.method(method))}</th>{body}</tr>"
         )
+    over = '<th class="group">differential privacy</th>' * private
     return (
         '<div class="scroll"><table class="sortable"><thead><tr><th rowspan="2" data-column="0" aria-sort="none">'
         '<button type="button">Method</button></th><th class="group" colspan="5">whole run, mean over seeds</th>'
-        f'<th class="group" colspan="4">to {score.show(goal, 1)}{score.unit} before local training</th></tr>'
-        f"<tr>{top}</tr></thead>"
+        f'<th class="group" colspan="4">to {score.show(goal, 1)}{score.unit} before local training</th>'
+        f"{over}</tr><tr>{top}</tr></thead>"
         f"<tbody>{''.join(rows)}</tbody></table></div>"
     )
 

@@ -215,6 +215,8 @@ class Spent(NamedTuple):
     gradients: float
     bytes_down: float
     bytes_up: float
+    epsilon: float | None  # the largest of the runs'; None: not private
+    delta: float | None
     seconds: float | None
     target: float
     reached: int  # seeds that reached the target
@@ -236,6 +238,8 @@ def work(column: Column, target: float | None = None) -> dict[str, Spent]:
             gradients=_mean([run.last("gradients") or 0 for run in runs]),
             bytes_down=_mean([run.last("bytes_down") or 0 for run in runs]),
             bytes_up=_mean([run.last("bytes_up") or 0 for run in runs]),
+            epsilon=max(spent) if None not in (spent := [run.last("epsilon") for run in runs]) else None,
+            delta=runs[0].last("delta"),
             seconds=_mean(clocks) if len(clocks) == len(runs) else None,
             target=goal,
             reached=len(arrived),

@@ -13,6 +13,7 @@ from fedncv.methods.switches import (
     blend,
     calibrated,
     clipped,
+    differential_privacy,
     drift,
     even_samples,
     finetune,
@@ -94,6 +95,11 @@ SWITCHES: dict[str, Switch] = {
         {"lr": Log(0.003, 0.3), "epochs": (1, 2, 5, 10)},
     ),
     "poisoned": Switch(poisoned.with_poisoned, poisoned.Config, "let some clients attack, for studies"),
+    "dp": Switch(
+        differential_privacy.with_dp,
+        differential_privacy.Config,
+        "differential privacy of clients: clip each, add noise to the sums",
+    ),
 }
 
 

@@ -20,6 +20,7 @@ from fedncv.estimators import WeightedSum, weighted_mean
 from fedncv.methods.base import (
     Ask,
     Batch,
+    Changes,
     Federation,
     Method,
     Prediction,
@@ -115,6 +116,9 @@ def with_drift_at_clients(method: Method, model: Callable[[Any], Tensor], alpha:
         predict=predict,
         step=step,
         fixed_sizes=True,
+        changes=Changes(
+            "dc_P", lambda own: own.c_P, lambda own, after, sent_P: after._replace(c_P=own.c_P + sent_P), new="new"
+        ),
         reveals=revealing(
             method,
             dc_P="how its mean gradient changed; only the sum is needed",
