@@ -38,6 +38,11 @@ def check_graph(config: RunConfig, method: Method | None) -> None:
             f"topology {text!r} needs clients whose share of all samples is known and does not change; leave stream "
             "empty, or use topology=server"
         )
+    if config.unseen:
+        raise ValueError(
+            f"unseen is {config.unseen:g}, but with topology {text!r} every client has a model of its own, and a client "
+            "that never trains has none; set unseen to 0"
+        )
     if config.engine == "ray":
         raise ValueError("engine=ray has no topologies yet; use sequential, processes or stacked")
     if topology.name == "matrix" and config.dropout:
@@ -54,6 +59,11 @@ def _check_method(config: RunConfig, method: Method, topology: Topology, name: s
         raise ValueError(
             f"{name} cannot run without a server: {part} looks at single replies, or remembers clients at the server, "
             f"and on a graph everyone has only weighted sums{instead or '; use a method in the sums form'}"
+        )
+    if method.privacy is not None:
+        raise ValueError(
+            f"{name} cannot run without a server: +dp adds its noise to sums at the server; leave +dp out, or use "
+            "topology=server"
         )
     if method.joining:
         raise ValueError(
