@@ -97,16 +97,24 @@ class HandMade:
         return [int(path.name) for path in (self.folder / "clients").iterdir()]
 
     def push_messages(self, messages):
-        from fedncv.flower.client import answer, client_of, count_samples, train_round
+        from fedncv.flower.client import client_of, count_samples, train_round
+        from fedncv.flower.client_app import respond
+        from fedncv.flower.scoring import score_round
 
         ids = []
         for message in messages:
             self.number += 1
             message.metadata.__dict__["_message_id"] = str(self.number)
             u = message.metadata.dst_node_id - 1000
-            handle = count_samples if message.metadata.message_type == "query" else train_round
+            handle = {"query": count_samples, "train": train_round, "evaluate": score_round}[
+                message.metadata.message_type
+            ]
             mine = self.folder / "clients" / str(u)
-            reply = answer(handle, lambda u=u, mine=mine: client_of(self.study, self.run, u, mine), message)
+
+            def make(u=u, mine=mine):
+                return client_of(self.study, self.run, u, mine)
+
+            reply = respond(handle, make, message, folder=mine, run=self.run)
             self.sent.append((u, message, reply))
             group = message.metadata.group_id
             replies = [reply] if self.spoil is None else self.spoil(u, group, message, reply)
