@@ -111,12 +111,14 @@ def measure(clients: int, rounds: int, seconds: float) -> dict[str, Any]:
 def line(found: dict[str, Any]) -> str:
     """Return a row of the table."""
     warm = found["round_seconds"][1:] or found["round_seconds"]
+    middle = statistics.median(warm)
     floor = found["clients"] * found["start_seconds"] / found["cores"]
     first, last = found["seen"][0], found["seen"][-1]
+    memory = f"{first['memory_MiB']:,.0f} → {last['memory_MiB']:,.0f}"
     return (
-        f"| {found['clients']} | {found['rounds']} | {statistics.median(warm):.1f} ({min(warm):.1f} to {max(warm):.1f}) "
+        f"| {found['clients']} | {found['rounds']} | {middle:.1f} ({min(warm):.1f} to {max(warm):.1f}) "
         f"| {floor:.1f} | {min(found['counted'])} to {max(found['counted'])} "
-        f"| {first['processes']:.0f} → {last['processes']:.0f} | {first['memory_MiB']:,.0f} → {last['memory_MiB']:,.0f} "
+        f"| {first['processes']:.0f} → {last['processes']:.0f} | {memory} "
         f"| {first['files']:,.0f} → {last['files']:,.0f} | {found['left']['processes'] + found['left']['tasks']:.0f} |"
     )
 

@@ -249,6 +249,7 @@ def test_the_server_notes_a_head_in_every_round_and_a_client_in_its_history(by_h
         check(by_hand.folder / "server")
 
 
+@pytest.mark.slow
 def test_a_client_whose_log_was_changed_refuses_before_it_trains(by_hand, tools, config, caplog):
     def spoil(u, group, _message, answer):
         if (u, group) == (1, "1"):
@@ -262,6 +263,7 @@ def test_a_client_whose_log_was_changed_refuses_before_it_trains(by_hand, tools,
     assert sum(ARRAYS in reply.content for u, _, reply in grid.sent if u == 1) == 1
 
 
+@pytest.mark.slow
 def test_a_hostile_reply_makes_one_short_line(by_hand, config):
     """Thousands of fields, names of a page, bytes that are no numbers."""
     from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict

@@ -3,7 +3,7 @@
 import math
 import re
 from dataclasses import fields, replace
-from pathlib import Path
+from itertools import pairwise
 
 import pytest
 
@@ -125,7 +125,7 @@ def test_init_and_add_write_the_rules_with_comments_and_for_the_owner_alone(tmp_
         assert path.stat().st_mode & 0o777 == 0o600
         text = path.read_text()
         for f in fields(ClientRules):
-            (before,) = [a for a, b in zip(text.splitlines(), text.splitlines()[1:]) if b.startswith(f"{f.name} = ")]
+            (before,) = [a for a, b in pairwise(text.splitlines()) if b.startswith(f"{f.name} = ")]
             assert before.startswith("# ")
     (part / RULES).unlink()
     assert read_client_rules(part) == ClientRules()  # a part of an earlier version
@@ -138,8 +138,7 @@ def test_a_run_that_a_client_refuses_stops_before_training_and_says_why(by_hand,
     assert 'client 1: its own rules.toml does not allow this run (it says "max_rounds is 2, and the run has 3")' in str(
         stopped.value
     )
-    _, grid = None, by_hand.grid
-    assert not any(ARRAYS in message.content for _, message, _ in grid.sent)  # no model was sent
+    assert not any(ARRAYS in message.content for _, message, _ in by_hand.grid.sent)  # no model was sent
     rules_of(by_hand, config, "max_rounds = 3")
     by_hand(config)
     assert read_rows(by_hand.folder / "server" / "runs" / "run")[-1]["counted"] == [0, 1, 2]
@@ -158,6 +157,7 @@ def test_a_client_can_withdraw_in_mid_run(by_hand, tools, config, caplog):
     assert "agree on a run with whoever keeps the client" in line
 
 
+@pytest.mark.slow
 def test_rules_that_were_spoiled_in_mid_run_are_no_consent(by_hand, tools, config):
     def spoil(u, group, _message, answer):
         if (u, group) == (2, "2"):
@@ -168,6 +168,7 @@ def test_rules_that_were_spoiled_in_mid_run_are_no_consent(by_hand, tools, confi
     assert tools.compare(state, tools.sequential(config, absent={3: [1]})) == "equal"
 
 
+@pytest.mark.slow
 def test_a_model_that_is_too_large_is_refused(by_hand, config):
     rules_of(by_hand, config, "max_parameters = 1000")
     with pytest.raises(StoppedError, match=r"max_parameters is 1000, and the run's model has \d{4,}"):
@@ -183,8 +184,9 @@ def test_terms_are_what_a_run_has_today():
 # ---- an upgrade -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_an_upgrade_in_mid_run_ends_as_if_it_had_not_been(by_hand, tools, config, monkeypatch):
-    """docs/federation.md: stop, install everywhere, --accept-version. A client that was forgotten refuses until then."""
+    """docs/federation.md: stop, install everywhere, --accept-version. A client that was forgotten refuses till then."""
     from fedncv.flower import joining
 
     class Stopped(BaseException):
@@ -225,4 +227,3 @@ def test_an_upgrade_in_mid_run_ends_as_if_it_had_not_been(by_hand, tools, config
     assert tools.compare(state, tools.sequential(config, absent={2: [1]})) == "equal"
     why = read_rows(by_hand.folder / "server" / "runs" / "run")[2]["refused"]["1"]
     assert "another version of fedncv" in why
-    assert Path(by_hand.folder).exists()

@@ -99,7 +99,10 @@ def answer(
             handshake.check(request.content[SERVER], handshake.installed())
         return handle(make(), request)
     except Exception as error:
-        log.exception("cannot answer")
+        if isinstance(error, RefusedError):
+            log.warning("refused: %s", error)
+        else:
+            log.exception("cannot answer")
         failed(error)
         return refusals.write(error, request)
 

@@ -61,7 +61,7 @@ REASONS: dict[str, tuple[str, str]] = {
         "its own rules.toml does not allow this run",
         f"agree on a run with whoever keeps the client, who can change the file; or {_LEAVE_OUT}",
     ),
-    "scores": ("it tells no scores", "nothing: evaluate in its own rules.toml decides"),
+    "scores": ("it tells no scores", "nothing; evaluate and min_test_samples in its own rules.toml decide"),
     "audit": (
         "the end of its audit log was changed or is damaged",
         "see its log; whoever keeps the client restores audit.jsonl, or begins a new one; then resume",
