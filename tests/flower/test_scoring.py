@@ -216,7 +216,7 @@ def test_a_waiting_command_says_phase_replies_time_and_score(by_hand, config, ca
     by_hand(replace(config, rounds=2, after_every=0))
     folder = run_of(by_hand)
     shown = Following(folder)
-    shown._seen, shown._at_start = -1, 0
+    shown._seen = shown._first = -1
     with shown:
         shown.look()
     said = capsys.readouterr().err.splitlines()

@@ -23,7 +23,7 @@ from fedncv.config import RunConfig, from_dict
 from fedncv.engine.arithmetic import arithmetic
 from fedncv.engine.evaluate import score_before
 from fedncv.engine.local import Trained, train
-from fedncv.engine.problem import Arrival, Problem
+from fedncv.engine.problem import Arrival, Problem, find_device
 from fedncv.engine.sequential import one_thread
 from fedncv.flower import audit, handshake, refusals
 from fedncv.flower.consent import ClientRules, check_size, check_terms, read_client_rules, terms_of
@@ -60,6 +60,7 @@ def client_of(study: str, run: str, number: int, folder: Path, *, device: str = 
     if not run or not all(c.isalnum() or c in "._-" for c in run) or run.startswith("."):
         raise ValueError(f"{run!r} is not a valid name of a run")  # it is used as a folder's name
     check_terms(rules, terms_of(config))
+    _check_device(device)
     problem = client_problem(config, read(folder / "data"), number, device=device)
     check_size(rules, problem.model.layout.num_parameters)
     return Client(number, run, folder, problem, rules)
@@ -70,6 +71,13 @@ def _rules(folder: Path) -> ClientRules:
         return read_client_rules(folder)
     except ValueError as error:
         raise RefusedError("consent", str(error), "the file cannot be read") from None
+
+
+def _check_device(device: str) -> None:
+    try:
+        find_device(device)
+    except ValueError as error:
+        raise RefusedError("device", str(error), device) from None
 
 
 def study_of(text: str, *, is_ours: bool = False) -> RunConfig:

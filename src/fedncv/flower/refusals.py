@@ -61,6 +61,10 @@ REASONS: dict[str, tuple[str, str]] = {
         "its own rules.toml does not allow this run",
         f"agree on a run with whoever keeps the client, who can change the file; or {_LEAVE_OUT}",
     ),
+    "device": (
+        "the device in its client.toml is not there",
+        f"whoever keeps the client mends the GPU, or sets device to cpu; or {_LEAVE_OUT}",
+    ),
     "scores": ("it tells no scores", "nothing; evaluate and min_test_samples in its own rules.toml decide"),
     "audit": (
         "the end of its audit log was changed or is damaged",

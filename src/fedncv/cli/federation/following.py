@@ -24,8 +24,8 @@ class Following:
     def __init__(self, run: Path) -> None:
         self._run, self._config = run, read_config(run)
         rows = read_rows(run)
-        self._seen = rows[-1]["round"] if rows else -1
-        self._at_start, self._began, self._said = max(self._seen, 0), time.monotonic(), time.monotonic()
+        self._seen = self._first = rows[-1]["round"] if rows else -1
+        self._began = self._said = time.monotonic()
         console = Console(stderr=True)
         shown = console.is_terminal and level() != "quiet"
         self._status = Status("waiting for the server", console=console) if shown else None
@@ -35,7 +35,9 @@ class Following:
             self._status.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.look()  # the last round ended since the last look
         if self._status is not None:
             self._status.stop()
 
@@ -64,7 +66,9 @@ class Following:
             note(text)
 
     def _left(self, round: int) -> str:
-        done, left = round - self._at_start, self._config.rounds - round
+        if self._first < 0:  # joining is over, and the rounds begin
+            self._first, self._began = round, time.monotonic()
+        done, left = round - self._first, self._config.rounds - round
         if done < 1 or left < 1:
             return ""
         return f"; about {duration((time.monotonic() - self._began) / done * left)} left"
