@@ -16,6 +16,7 @@ from fedncv.cli import main
 from fedncv.cli.federation.following import Following, words_of_now
 from fedncv.data import divide, load, split, standardised
 from fedncv.flower import samples
+from fedncv.flower.audit import AUDIT
 from fedncv.flower.consent import RULES, ClientRules, write_client_rules
 from fedncv.flower.record import PROGRESS, Progress, read_progress
 from fedncv.flower.rules import Rules
@@ -80,6 +81,10 @@ def test_only_sums_of_those_who_agree_cross_and_the_others_are_counted(by_hand, 
             crossed.setdefault(u, []).append(reply)
     assert [len(crossed[u]) for u in range(3)] == [3, 1, 3]  # who refuses is not asked again
     assert dict(crossed[1][0].content["refusal"]) == {"code": "scores", "said": ""}
+    log = [json.loads(line) for line in (by_hand.folder / "server" / AUDIT).read_text().splitlines()]
+    told = [line for line in log if (line["event"], line.get("kind")) == ("received", "scoring")]
+    assert len(told) == 7
+    assert not any("norm" in field for line in told for field in line["fields"].values())  # no client's score is kept
     for reply in (*crossed[0], *crossed[2]):
         assert list(reply.content) == [ARRAYS]
         assert {array.shape for array in reply.content[ARRAYS].values()} == {(3,)}

@@ -1,7 +1,8 @@
 """The Flower ClientApp: makes a client from the settings of the node and the run, and returns its replies.
 
 Every request and every answer is a line of the client's audit log. The request's is written first: if that fails,
-because the log was changed or the disk is full, the client refuses before it does anything.
+because the log was changed or the disk is full, the client refuses before it does anything. An answer that cannot be
+written does not leave.
 """
 
 from collections.abc import Callable
@@ -41,12 +42,12 @@ def respond(
 
     try:
         audit.append(log, "asked", **said, server=_version(request), **summary(request.content))
+        reply = answer(handle, make, request, failed)
+        audit.append(log, "answered", **said, **summary(reply.content), **({"why": why[0]} if why else {}))
     except ValueError as error:
         return refusals.write(RefusedError("audit", str(error)), request)
     except OSError as error:
         return refusals.write(error, request)
-    reply = answer(handle, make, request, failed)
-    audit.append(log, "answered", **said, **summary(reply.content), **({"why": why[0]} if why else {}))
     return reply
 
 

@@ -69,8 +69,12 @@ class Record:
 
     def received(self, message: Message) -> None:
         u = self._clients.get(message.metadata.src_node_id, -1)
-        said = {"error": quoted(message.error.reason)} if message.has_error() else summary(message.content)
-        self.note("received", client=u, kind=_phase(message), group=quoted(message.metadata.group_id, shown=20), **said)
+        kind, group = _phase(message), quoted(message.metadata.group_id, shown=20)
+        if message.has_error():
+            said: dict[str, Any] = {"error": quoted(message.error.reason)}
+        else:
+            said = summary(message.content, norms=kind != "scoring")  # of a client's scores, only the total is kept
+        self.note("received", client=u, kind=kind, group=group, **said)
         self._replied.add(u)
         self._now = self._now._replace(replied=len(self._replied))
         if time.monotonic() >= self._next:
@@ -128,10 +132,10 @@ def read_progress(folder: Path) -> Progress | None:
 # ---- messages ---------------------------------------------------------------------------------------------
 
 
-def summary(content: RecordDict) -> dict[str, Any]:
+def summary(content: RecordDict, *, norms: bool = True) -> dict[str, Any]:
     """Return the fields of a message with their sizes and norms, and a refusal if it is one. It may be hostile."""
     said: dict[str, Any] = {"fields": {}}
-    names = [(name, each) for name, record in content.items() for each in _fields(record)]
+    names = [(name, each) for name, record in content.items() for each in _fields(record, norms)]
     for name, (field, array) in names[:FIELDS]:
         said["fields"][_short(f"{name}.{field}")] = array
     if len(names) > FIELDS:
@@ -142,19 +146,19 @@ def summary(content: RecordDict) -> dict[str, Any]:
     return said
 
 
-def _fields(record: Any) -> list[tuple[str, Any]]:
+def _fields(record: Any, norms: bool) -> list[tuple[str, Any]]:
     """Return name -> what is noted of each field: bytes and norm of an array, a number or a mark as it is."""
     if isinstance(record, ArrayRecord):
-        return [(name, _array(array)) for name, array in list(record.items())[: FIELDS + 1]]
+        return [(name, _array(array, norms)) for name, array in list(record.items())[: FIELDS + 1]]
     if isinstance(record, ConfigRecord):
         return [(name, _plain(value)) for name, value in list(record.items())[: FIELDS + 1]]
     return [("", type(record).__name__)]
 
 
-def _array(array: Any) -> dict[str, Any]:
+def _array(array: Any, norms: bool) -> dict[str, Any]:
     kind = {"float32": np.float32, "float64": np.float64}.get(array.dtype)
     said: dict[str, Any] = {"bytes": len(array.data)}
-    if kind is not None and len(array.data) % np.dtype(kind).itemsize == 0:
+    if norms and kind is not None and len(array.data) % np.dtype(kind).itemsize == 0:
         with np.errstate(over="ignore", invalid="ignore"):
             norm = float(np.linalg.norm(np.frombuffer(array.data, dtype=kind).astype(np.float64)))
         said["norm"] = float(f"{norm:.6g}") if np.isfinite(norm) else str(norm)

@@ -13,7 +13,7 @@ from rich.status import Status
 
 from fedncv.notes import level, note
 from fedncv.report.names import duration
-from fedncv.results import ACCURACY, read_config, read_rows
+from fedncv.results import ACCURACY, is_run, read_config, read_rows
 
 QUIET = 30.0  # seconds between two lines about the same phase
 
@@ -22,9 +22,11 @@ class Following:
     """Shows what the server's folder of a run says. ``look`` is called every few seconds."""
 
     def __init__(self, run: Path) -> None:
-        self._run, self._config = run, read_config(run)
-        rows = read_rows(run)
-        self._seen = self._first = rows[-1]["round"] if rows else -1
+        self._run, self._rounds = run, 0
+        self._seen = self._first = -1
+        if is_run(run):  # otherwise whoever waits for it says that there is none
+            self._rounds = read_config(run).rounds
+            self._seen = self._first = max((row["round"] for row in read_rows(run)), default=-1)
         self._began = self._said = time.monotonic()
         console = Console(stderr=True)
         shown = console.is_terminal and level() != "quiet"
@@ -48,7 +50,7 @@ class Following:
             return
         for row in rows:
             if row["round"] > self._seen:
-                self._say(f"{words_of_round(row, self._config.rounds, rows)}{self._left(row['round'])}")
+                self._say(f"{words_of_round(row, self._rounds, rows)}{self._left(row['round'])}")
         self._seen = max([self._seen, *(row["round"] for row in rows)])
         if self._status is None and time.monotonic() - self._said < QUIET:
             return
@@ -68,7 +70,7 @@ class Following:
     def _left(self, round: int) -> str:
         if self._first < 0:  # joining is over, and the rounds begin
             self._first, self._began = round, time.monotonic()
-        done, left = round - self._first, self._config.rounds - round
+        done, left = round - self._first, self._rounds - round
         if done < 1 or left < 1:
             return ""
         return f"; about {duration((time.monotonic() - self._began) / done * left)} left"
