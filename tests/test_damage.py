@@ -60,10 +60,10 @@ def run(originals, tmp_path):
 
 
 def refused(words, capsys):
-    """The line with which every one of these commands is refused."""
+    """The line with which every one of these commands is refused, beside its progress."""
     code, _, said = printed(words, capsys)
     assert code == 2
-    (line,) = said.splitlines()
+    (line,) = [line for line in said.splitlines() if line.startswith("fedncv: ")]
     return line
 
 

@@ -34,7 +34,7 @@ def test_the_page_of_the_package_index_needs_no_file_beside_it():
     assert all(re.match(r"https?://", link) for link in links)
     assert f"{len(catalogue.methods())} methods and {len(catalogue.switches())} switches" in DESCRIPTION
     described = set(re.findall(r"`fedncv\[(\w+)\]`", DESCRIPTION))
-    assert described == set(PROJECT["optional-dependencies"]) - {"test", "release"}
+    assert described == set(PROJECT["optional-dependencies"]) - {"test", "release", "docs"}
 
 
 def test_there_is_one_version_and_no_address_is_made_up():

@@ -38,9 +38,11 @@ def open_here(path: Path, flags: int) -> int:
 def write_atomically(path: Path, data: bytes, *, mark: Callable[[str], None] = lambda _moment: None) -> None:
     """Write the file such that a crash leaves the old one or the new one, never a part. A link is replaced.
 
-    ``mark`` is called at the moments at which a crash would do most harm. Raise ValueError if the path is a device, a
-    pipe or a folder, which the file would replace.
+    ``mark`` is called at the moments at which a crash would do most harm. Raise ValueError if the path is a device or a
+    pipe, which the file would replace, and OSError if it is a folder.
     """
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if path.exists() and not path.is_file():
         raise ValueError(f"{path} is not a file; choose another path")
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}{NEW}")

@@ -1,5 +1,6 @@
 """Faults of a Ray cluster: every run ends with the bytes of an undisturbed one. Several raylets on this machine."""
 
+import functools
 import os
 import signal
 import subprocess
@@ -7,6 +8,7 @@ import sys
 import threading
 import time
 
+import psutil
 import pytest
 import torch
 from agreement import close
@@ -113,6 +115,45 @@ def test_a_full_object_store_changes_nothing(tmp_path):
     finally:
         made.shutdown()
     close(result.state, calm.state)
+
+
+class Hungry(Tiny):
+    """Takes up to six gigabytes in the first process that trains it, other than the driver."""
+
+    def __init__(self, shape, num_classes, file):
+        super().__init__(shape, num_classes)
+        self.file, self.driver, self.food = file, os.getpid(), []
+
+    def forward(self, x):
+        if self.training and torch.is_grad_enabled() and os.getpid() != self.driver and not self.file.exists():
+            self.file.touch()
+            for _ in range(60):
+                self.food.append(torch.ones(100 << 20, dtype=torch.uint8))
+                time.sleep(0.2)  # Ray looks at the memory ten times a second here
+        return super().forward(x)
+
+
+def test_a_worker_that_ray_ends_for_its_memory_changes_nothing(tmp_path, capfd):
+    """Ray ends a worker when this machine has three gigabytes more in use than now, of which Ray itself takes one."""
+    from ray.cluster_utils import Cluster
+
+    memory = psutil.virtual_memory()
+    limit = (memory.total - memory.available + (3 << 30)) / memory.total
+    if limit > 0.9:
+        pytest.skip("needs five gigabytes of free memory")
+    system = {"memory_usage_threshold": limit, "memory_monitor_refresh_ms": 100}
+    head = {"num_cpus": 1, "include_dashboard": False, "_system_config": system}
+    made = Cluster(initialize_head=True, head_node_args=head)
+    hungry = functools.partial(Hungry, file=tmp_path / "eaten")
+    try:
+        result = run(tmp_path / "run", made, model=hungry, rounds=2)
+        assert (tmp_path / "eaten").exists()
+        assert "memory" in capfd.readouterr().err
+        calm = run(tmp_path / "calm", made, model=hungry, rounds=2)
+    finally:
+        made.shutdown()
+    close(result.state, calm.state)
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == (tmp_path / "calm" / "metrics.jsonl").read_bytes()
 
 
 class First(Tiny):

@@ -481,7 +481,7 @@ def test_a_client_s_own_errors_cross_as_codes_without_text_or_path(by_hand, conf
         return [answer]
 
     by_hand(config, spoil=spoil)
-    assert [dict(answer.content["refusal"]) for answer in answers] == [{"code": "disk", "said": "EEXIST"}] * 2
+    assert [dict(answer.content["refusal"]) for answer in answers] == [{"code": "disk", "said": "ENOTDIR"}] * 2
 
 
 # ---- a client's old disk, and the way back ------------------------------------------------------------------

@@ -15,6 +15,7 @@ from fedncv.report.page import chart_data, page
 from fedncv.report.paper import PROTOCOL
 from fedncv.report.table import main_table, to_markdown
 from fedncv.report.verdict import claims
+from fedncv.results import read_config
 
 PAPER = Settings()  # the paper's protocol
 
@@ -154,7 +155,8 @@ def test_metrics_of_ones_own_have_a_table_curves_and_a_file(tmp_path):
 def section_of(tmp_path, **held):
     runs(tmp_path, RunConfig(clients=4, per_round=2, rounds=4))
     if held:
-        words = {"data": "digits", "partition": "iid", "seed": 0} | held
+        config = read_config(tmp_path / "fedavg-0")
+        words = {"data": config.data, "partition": config.partition, "seed": config.seed} | held
         (tmp_path / "fedavg-0/partition.json").write_text(json.dumps(words))
     return partition.section(gather(tmp_path))
 
