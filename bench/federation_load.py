@@ -124,24 +124,33 @@ def line(found: dict[str, Any]) -> str:
 
 
 def figure(out: Path, results: list[dict[str, Any]]) -> None:
+    """Draw seconds against clients, of results with the fewest rounds, and memory over the rounds of the longest."""
     import matplotlib
 
     matplotlib.use("svg" if out.suffix == ".svg" else "agg")
     from matplotlib import pyplot
 
-    results = sorted(results, key=lambda found: found["clients"])
-    number = [found["clients"] for found in results]
-    warm = [found["round_seconds"][1:] or found["round_seconds"] for found in results]
+    fewest = min(found["rounds"] for found in results)
+    short = sorted((found for found in results if found["rounds"] == fewest), key=lambda found: found["clients"])
+    longest = max(results, key=lambda found: found["rounds"])
+    number = [found["clients"] for found in short]
+    warm = [found["round_seconds"][1:] or found["round_seconds"] for found in short]
     middle = [statistics.median(each) for each in warm]
-    drawn, axes = pyplot.subplots(figsize=(5.2, 3.4), layout="constrained")
+    drawn, (left, right) = pyplot.subplots(1, 2, figsize=(8.4, 3.2), layout="constrained")
     low = [m - min(each) for m, each in zip(middle, warm, strict=True)]
     high = [max(each) - m for m, each in zip(middle, warm, strict=True)]
-    axes.errorbar(number, middle, [low, high], fmt="o-", capsize=3, label="measured: median, least and most")
-    floor = [found["clients"] * found["start_seconds"] / found["cores"] for found in results]
-    axes.plot(number, floor, "--", color="gray", label="floor: starts of Python and PyTorch")
-    axes.set(xlabel="clients on one machine", ylabel="seconds a round", xlim=(0, None), ylim=(0, None))
-    axes.legend(frameon=False)
-    drawn.savefig(out, dpi=150)
+    left.errorbar(number, middle, [low, high], fmt="o-", capsize=3, label="measured: median, least and most")
+    floor = [found["clients"] * found["start_seconds"] / found["cores"] for found in short]
+    left.plot(number, floor, "--", color="gray", label="floor: starts of Python and PyTorch")
+    left.set(xlabel="clients on one machine", ylabel="seconds a round", xlim=(0, None), ylim=(0, None))
+    left.legend(frameon=False)
+    rounds = [seen["round"] for seen in longest["seen"]]
+    right.plot(rounds, [seen["memory_MiB"] for seen in longest["seen"]], label="memory, MiB")
+    right.plot(rounds, [seen["files"] for seen in longest["seen"]], label="open files")
+    right.plot(rounds, [seen["processes"] for seen in longest["seen"]], label="processes")
+    right.set(xlabel=f"round, {longest['clients']} clients", yscale="log", ylim=(10, None))
+    right.legend(frameon=False, loc="center right")
+    drawn.savefig(out, dpi=120)
 
 
 def main() -> int:

@@ -214,11 +214,11 @@ def test_both_sides_say_what_crossed_and_the_command_verifies_them(by_hand, conf
     assert sent["fields"]["arrays.down.x_P"]["bytes"] == got["fields"]["arrays.up.delta_P"]["bytes"]
     assert got["fields"]["arrays.up.delta_P"]["norm"] > 0
     refused = next(line for line in said if line.get("refused"))
-    assert (refused["client"], refused["refused"]["code"]) == (1, '"data"')
+    assert (refused["client"], refused["refused"]["code"]) == (1, "data")
 
     mine = lines_of(by_hand.folder / "clients" / "1")
     assert [line["event"] for line in mine] == ["asked", "answered"] * 2
-    assert mine[-1]["refused"]["code"] == '"data"'
+    assert mine[-1]["refused"]["code"] == "data"
     assert "is not the one with which the client joined" in mine[-1]["why"]
     theirs = lines_of(by_hand.folder / "clients" / "0")
     assert theirs[3]["fields"] == got["fields"]  # what left is what arrived

@@ -126,7 +126,7 @@ def test_a_client_in_numbers_without_loss_and_score(trial):
     run.mkdir(parents=True)
     (run / "history.jsonl").write_text('{"round": 4, "loss": 0.123, "before": 0.876}\n')
     audit.append(part / audit.AUDIT, "answered", kind="training")
-    audit.append(part / audit.AUDIT, "answered", kind="training", refused={"code": '"consent"', "said": '"x"'})
+    audit.append(part / audit.AUDIT, "answered", kind="training", refused={"code": "consent", "said": "x"})
     with served(part) as port:
         assert get(port, "/healthz") == (503, "no contact with the server yet\n")
         (part / "flower").mkdir()

@@ -13,9 +13,8 @@ from flwr.clientapp import ClientApp
 
 from fedncv.flower import audit, refusals
 from fedncv.flower.client import Client, answer, client_of, count_samples, train_round
-from fedncv.flower.foreign import quoted
 from fedncv.flower.handshake import OF_THE_CODE, SERVER
-from fedncv.flower.record import PHASES, summary
+from fedncv.flower.record import PHASES, cut, summary
 from fedncv.flower.refusals import RefusedError
 from fedncv.flower.scoring import score_round
 
@@ -34,11 +33,11 @@ def respond(
 ) -> Message:
     """Return the answer, after the request and the answer are in the audit log of the client's folder."""
     log, about = folder / audit.AUDIT, request.metadata
-    said = {"run": run, "kind": PHASES.get(about.message_type, "other"), "group": quoted(about.group_id, shown=20)}
+    said = {"run": run, "kind": PHASES.get(about.message_type, "other"), "group": cut(about.group_id, 20)}
     why: list[str] = []
 
     def failed(error: Exception) -> None:
-        why.append(quoted(str(error) or type(error).__name__, shown=SHOWN))
+        why.append(cut(str(error) or type(error).__name__, SHOWN))
 
     try:
         audit.append(log, "asked", **said, server=_version(request), **summary(request.content))
@@ -55,7 +54,7 @@ def _version(request: Message) -> str:
     """Return the version and the code that the server says it has."""
     found = request.content.get(SERVER)
     values = dict(found) if isinstance(found, ConfigRecord) else {}
-    return quoted(" ".join(str(values.get(name, "unknown")) for name in OF_THE_CODE), shown=60)
+    return cut(" ".join(str(values.get(name, "unknown")) for name in OF_THE_CODE), 60)
 
 
 def _answer(handle: Callable[[Client, Message], Message], message: Message, context: Context) -> Message:

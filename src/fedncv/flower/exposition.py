@@ -159,7 +159,7 @@ class Part:
 
     def _count_answer(self, line: dict[str, Any]) -> None:
         refused = line.get("refused")
-        code = str(refused.get("code", "")).strip('"') if refused else ""
+        code = str(refused.get("code", "")) if refused else ""
         key = ("refusals_total", code) if refused else ("answers_total", str(line.get("kind")))
         self._counts[key] = self._counts.get(key, 0) + 1
 

@@ -19,11 +19,11 @@ from fedncv.config import RunConfig
 from fedncv.files import write_atomically
 from fedncv.flower import audit
 from fedncv.flower.asking import Grid
-from fedncv.flower.foreign import quoted
 from fedncv.flower.refusals import REFUSAL
 
 PROGRESS = "progress.json"
 FIELDS = 64  # of a message that are named
+SHOWN = 160  # characters of a text of another machine
 PHASES = {"query": "joining", "train": "training", "evaluate": "scoring"}
 
 
@@ -69,9 +69,9 @@ class Record:
 
     def received(self, message: Message) -> None:
         u = self._clients.get(message.metadata.src_node_id, -1)
-        kind, group = _phase(message), quoted(message.metadata.group_id, shown=20)
+        kind, group = _phase(message), cut(message.metadata.group_id, 20)
         if message.has_error():
-            said: dict[str, Any] = {"error": quoted(message.error.reason)}
+            said: dict[str, Any] = {"error": cut(message.error.reason)}
         else:
             said = summary(message.content, norms=kind != "scoring")  # of a client's scores, only the total is kept
         self.note("received", client=u, kind=kind, group=group, **said)
@@ -135,14 +135,14 @@ def read_progress(folder: Path) -> Progress | None:
 def summary(content: RecordDict, *, norms: bool = True) -> dict[str, Any]:
     """Return the fields of a message with their sizes and norms, and a refusal if it is one. It may be hostile."""
     said: dict[str, Any] = {"fields": {}}
-    names = [(name, each) for name, record in content.items() for each in _fields(record, norms)]
+    names = [(name, each) for name, record in content.items() if name != REFUSAL for each in _fields(record, norms)]
     for name, (field, array) in names[:FIELDS]:
-        said["fields"][_short(f"{name}.{field}")] = array
+        said["fields"][cut(f"{name}.{field}", 80)] = array
     if len(names) > FIELDS:
         said["more_fields"] = len(names) - FIELDS
     refusal = content.get(REFUSAL)
     if isinstance(refusal, ConfigRecord):
-        said["refused"] = {_short(name): quoted(value) for name, value in list(refusal.items())[:2]}
+        said["refused"] = {cut(name, 60): cut(value) for name, value in list(refusal.items())[:2]}
     return said
 
 
@@ -168,12 +168,17 @@ def _array(array: Any, norms: bool) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     if type(value) in (int, float):
         return value if np.isfinite(value) else str(value)
-    return quoted(value, shown=64) if isinstance(value, str | bytes) else f"{type(value).__name__} of {len(value)}"
+    return cut(value, 64) if isinstance(value, str) else f"{type(value).__name__} of {len(value)}"
 
 
-def _short(text: str) -> str:
-    """Return a name as it is, and anything longer or stranger in quotes."""
-    return text if len(text) <= 80 and text.isascii() and text.isprintable() else quoted(text, shown=60)
+def cut(text: object, most: int = SHOWN) -> str:
+    """Return the beginning of a text of another machine; JSON escapes what could be misread.
+
+    >>> cut("A" * 5000, 3)
+    'AAA… (4997 more characters)'
+    """
+    whole = str(text)
+    return whole if len(whole) <= most else f"{whole[:most]}… ({len(whole) - most} more characters)"
 
 
 def fingerprint(key: str) -> str:

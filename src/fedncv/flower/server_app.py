@@ -12,7 +12,7 @@ from fedncv.flower.absences import absences
 from fedncv.flower.audit import AUDIT, append
 from fedncv.flower.client import study_of
 from fedncv.flower.folder import SERVER_VARIABLE, read_form, read_nodes
-from fedncv.flower.foreign import quoted
+from fedncv.flower.record import cut
 from fedncv.flower.rules import read_rules
 from fedncv.flower.server import log, serve
 from fedncv.flower.serving import only_one
@@ -41,7 +41,7 @@ def main(grid: Grid, context: Context) -> None:
     except Exception as error:
         log.error("stopped: %s", error)
         with contextlib.suppress(ValueError, OSError):  # the reason may be the audit log itself
-            append(folder / AUDIT, "stopped", run=run_folder.name, why=quoted(str(error), shown=500))
+            append(folder / AUDIT, "stopped", run=run_folder.name, why=cut(error, 500))
         raise
 
 
