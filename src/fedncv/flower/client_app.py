@@ -57,14 +57,16 @@ def _version(request: Message) -> str:
     return cut(" ".join(str(values.get(name, "unknown")) for name in OF_THE_CODE), 60)
 
 
+def client_in(context: Context) -> Client:
+    """Return the client: the node's settings give number, folder and device, the run's give name and study."""
+    node, run = context.node_config, context.run_config
+    device = str(node.get("device", "cpu"))
+    return client_of(str(run["study"]), str(run["run"]), int(node["client"]), Path(str(node["folder"])), device=device)
+
+
 def _answer(handle: Callable[[Client, Message], Message], message: Message, context: Context) -> Message:
-    """Answer as the client of this node: its settings give number, folder and device, the run's give name and study."""
-    number, folder = int(context.node_config["client"]), Path(str(context.node_config["folder"]))
-    device = str(context.node_config.get("device", "cpu"))
-    run, study = str(context.run_config["run"]), str(context.run_config["study"])
-    return respond(
-        handle, lambda: client_of(study, run, number, folder, device=device), message, folder=folder, run=run
-    )
+    folder, run = Path(str(context.node_config["folder"])), str(context.run_config["run"])
+    return respond(handle, lambda: client_in(context), message, folder=folder, run=run)
 
 
 @app.query()
