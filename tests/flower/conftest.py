@@ -175,7 +175,7 @@ class Live:
     def __init__(self, folder, config):
         self.folder, self.config = folder, config
 
-    def run(self, name, *, seconds=240.0, **changes):
+    def run(self, name, *, seconds=600.0, **changes):
         """Begin a run and wait for it: the server's state at its end."""
         self.begin(name, **changes)
         return self.finish(name, seconds=seconds)
@@ -185,7 +185,7 @@ class Live:
 
         coordinator.create(self.folder, name, replace(self.config, **changes))
 
-    def finish(self, name, *, seconds=240.0, **options):
+    def finish(self, name, *, seconds=600.0, **options):
         from fedncv.flower import coordinator
 
         coordinator.follow(self.folder, name, seconds=seconds, **options)
@@ -247,7 +247,7 @@ class Live:
 
         return read_rows(self.folder / "server" / "runs" / name)
 
-    def wait(self, what, *, seconds=120.0, every=0.1):
+    def wait(self, what, *, seconds=600.0, every=0.1):
         """Until ``what()`` is true."""
         deadline = time.monotonic() + seconds
         while not (value := what()):
@@ -291,7 +291,7 @@ def live(tmp_path_factory):
         folders.init(folder, config, host="127.0.0.1", port=0, listen="127.0.0.1")
         federation = Live(folder, config)
         made.append(federation)
-        processes.up(folder, seconds=180.0)
+        processes.up(folder, seconds=600.0)
         return federation
 
     yield start
