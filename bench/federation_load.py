@@ -149,7 +149,7 @@ def figure(out: Path, results: list[dict[str, Any]]) -> None:
     right.plot(rounds, [seen["files"] for seen in longest["seen"]], label="open files")
     right.plot(rounds, [seen["processes"] for seen in longest["seen"]], label="processes")
     right.set(xlabel=f"round, {longest['clients']} clients", yscale="log", ylim=(10, None))
-    right.legend(frameon=False, loc="center right")
+    right.legend(frameon=False, loc=(0.56, 0.27))
     drawn.savefig(out, dpi=120)
 
 
