@@ -48,8 +48,21 @@ def test_a_new_page_needs_no_entry_and_a_page_without_a_place_is_named():
     assert "privacy" in below["README"]
     assert "tutorials/new" in below["tutorials/README"]
     assert "methods/new" in below["methods/README"]
-    with pytest.raises(ValueError, match="no place in the site for lost/page"):
+    with pytest.raises(
+        ValueError, match=r"^no place in the site for docs/lost/page: .* PLACES of docs/_site/structure.py$"
+    ):
         STRUCTURE["tree"]({*pages, "lost/page"})
+
+
+def test_a_file_outside_docs_that_pages_link_to_is_a_page_as_well():
+    shown = {*STRUCTURE["SHOWN"].values(), "README.md"}
+    for path in (path for path in [*PAGES, *(ROOT / name for name in shown)] if path.suffix == ".md"):
+        for found in STRUCTURE["LINK"].finditer(path.read_text(encoding="utf-8")):
+            target = path.parent.joinpath(found[1]).resolve().relative_to(ROOT)
+            assert target.suffix != ".md" or target.parts[0] == "docs" or target.as_posix() in shown, (
+                f"{path.relative_to(ROOT)} links to {target}: give it a page in docs/ and an entry in SHOWN of "
+                "docs/_site/structure.py"
+            )
 
 
 def test_links_out_of_docs_become_links_inside_the_site():
@@ -126,7 +139,8 @@ def test_what_fedncv_exports_and_all_its_submodules_have_a_page():
     assert {"fedncv", *(f"fedncv.{name}" for name in fedncv.SUBMODULES)} <= set(pages)
     index = (DOCS / "api" / "README.md").read_text(encoding="utf-8")
     for module, path in pages.items():
-        assert f"[`{module}`]({path.name})" in index
+        line = f"[`{module}`]({path.name})"
+        assert line in index, f"docs/api/README.md needs a line with {line}"
         assert path.read_text(encoding="utf-8").startswith(f"# {module}: ")
 
 
@@ -192,7 +206,9 @@ def test_a_tutorial_shows_what_its_commands_print(name):
 def test_every_tutorial_is_in_the_list_of_tutorials():
     listed = (DOCS / "tutorials" / "README.md").read_text(encoding="utf-8")
     for name, path in TUTORIALS["PAGES"].items():
-        assert name == "quickstart" or f"]({path.name})" in listed
+        assert name == "quickstart" or f"]({path.name})" in listed, (
+            f"docs/tutorials/README.md needs a line on {path.name}"
+        )
 
 
 def test_commands_of_a_page_run_in_order_and_a_failure_is_named(tmp_path):

@@ -28,7 +28,7 @@ def main(index, extra):
         venv.create(env, with_pip=True)
         pip = [str(env / "bin" / "pip"), "--quiet", "--disable-pip-version-check"]
         subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", str(wheels), str(ROOT)], check=True)
-        shutil.rmtree(ROOT / "build", ignore_errors=True)  # it would go into the next wheel
+        shutil.rmtree(ROOT / "build" / "lib", ignore_errors=True)  # it would go into the next wheel
         (wheel,) = wheels.iterdir()
         what = f"{wheel}[{extra}]" if extra else str(wheel)
         where = ["--extra-index-url", index] if index else []

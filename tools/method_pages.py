@@ -7,6 +7,7 @@ A page is generated down to a marker; the text below the marker is written by ha
 """
 
 import json
+import re
 import runpy
 import statistics
 from pathlib import Path
@@ -78,6 +79,12 @@ def results():
     return {row["variant"]: tuple([100 * v for v in row[k]] for k in ("before", "after")) for row in rows}
 
 
+def cited(reference):
+    """Return a reference with its links."""
+    linked = re.sub(r"arXiv:([\d.]+\d)", r"[arXiv:\1](https://arxiv.org/abs/\1)", reference)
+    return linked.replace("docs/theory.md", "[theory](../theory.md)")
+
+
 def spread(values):
     return f"{statistics.mean(values):.1f} ± {statistics.stdev(values):.1f}"
 
@@ -107,7 +114,7 @@ def side_by_side():
 def generated(name, costs):
     entry = catalogue.methods()[name]
     title, _, rest = entry.formula.partition("\n")
-    parts = [f"# {name}: {entry.summary}", f"{entry.reference}", f"```text\n{title}\n{rest}\n```", "## Knobs"]
+    parts = [f"# {name}: {entry.summary}", cited(entry.reference), f"```text\n{title}\n{rest}\n```", "## Knobs"]
     found = [(f"`{k.name}`", k.kind, f"`{k.default}`", k.meaning) for k in entry.knobs]
     parts.append(table(("knob", "type", "default", "meaning"), found) if found else "None.")
     parts.append("## Sent to the server")
@@ -117,8 +124,8 @@ def generated(name, costs):
     only = f"only `sgd`: {entry.needs_sgd}" if entry.needs_sgd else "any"
     parts.append(f"[Local optimizer](../optimizers.md): {only}.")
     parts += ["## Cost", cost_table(costs[name], costs["fedavg"])]
-    parts.append("[equal_work.md](equal_work.md) describes how these numbers were counted.")
-    parts += ["## Logged numbers", "Those in [README.md](README.md#logged-numbers)."]
+    parts.append("[Equal work](equal_work.md) describes how these numbers were counted.")
+    parts += ["## Logged numbers", "Those in [the table of all methods](README.md#logged-numbers)."]
     parts += ["## Result", result(name)]
     return "\n\n".join([*parts, MARKER]) + "\n"
 
@@ -172,7 +179,7 @@ def switch_index():
 
 def index():
     rows = [
-        (f"[{name}]({name}.md)", e.summary, e.form, "sgd" if e.needs_sgd else "any", e.reference)
+        (f"[{name}]({name}.md)", e.summary, e.form, "sgd" if e.needs_sgd else "any", cited(e.reference))
         for name, e in catalogue.methods().items()
     ]
     header = ("method", "meaning", "server needs", "[optimizer](../optimizers.md)", "reference")

@@ -35,6 +35,7 @@ PLACES = {
 SHOWN = {
     "project/contributing": "CONTRIBUTING.md",
     "project/changelog": "CHANGELOG.md",
+    "project/conduct": "CODE_OF_CONDUCT.md",
     "results/peers": "bench/peers/README.md",
     "auto_examples/index": "examples/gallery/GALLERY_HEADER.rst",
 }
@@ -55,9 +56,9 @@ LINK = re.compile(r"\]\(([^)\s#:]+)(#[^)\s]*)?\)")
 def tree(pages: Iterable[str]) -> dict[str, list[str]]:
     """Return page -> the pages below it, with stars filled in. Raise ValueError if a page has no place, or two.
 
-    >>> tree(["index", "b", "a"])
+    >>> tree(["index", "c/b", "c/a"])
     Traceback (most recent call last):
-    ValueError: no place in the site for a, b
+    ValueError: no place in the site for docs/c/a, docs/c/b: say below which page in PLACES of docs/_site/structure.py
     """
     left = set(pages)
     named = {name for names in PLACES.values() for name in names if "*" not in name} | {"index"}
@@ -73,10 +74,12 @@ def tree(pages: Iterable[str]) -> dict[str, list[str]]:
     placed = [name for names in found.values() for name in names]
     twice = sorted({name for name in placed if placed.count(name) > 1})
     missing = sorted(left - set(placed) - {"index"})
-    if missing or twice:
-        raise ValueError(
-            f"no place in the site for {', '.join(missing)}" if missing else f"two places for {', '.join(twice)}"
-        )
+    for what, wrong in (("no place", missing), ("two places", twice)):
+        if wrong:
+            names = ", ".join(f"docs/{page}" for page in wrong)
+            raise ValueError(
+                f"{what} in the site for {names}: say below which page in PLACES of docs/_site/structure.py"
+            )
     return found
 
 
@@ -102,6 +105,7 @@ def read(app: Any, page: str, source: list[str]) -> None:
     """Give a page its contents and its links, as Sphinx reads it."""
     if Path(app.env.doc2path(page)).suffix != ".md":
         return
+    app.env.note_dependency(__file__)
     if page in SHOWN:
         path = ROOT / SHOWN[page]
         app.env.note_dependency(str(path))

@@ -17,8 +17,8 @@ from fedncv.watch.server import PORT, is_loopback
 class Arguments:
     """Serve the report of a folder as a page that follows its runs: progress, time left, curves, failures.
 
-    Start it at any time, before, while or after runs train. It only reads, and takes no lock. Ctrl-C ends it; the
-    training does not notice. `fedncv report` writes the same page to a file.
+    Start it as soon as the folder exists, while or after runs train. It only reads, and takes no lock. Ctrl-C ends it;
+    the training does not notice. `fedncv report` writes the same page to a file.
     """
 
     folder: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
