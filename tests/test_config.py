@@ -95,7 +95,7 @@ def test_the_kinds_are_what_engines_studies_and_federations_go_by():
         "data", "data_dir", "partition", "clients", "test_share", "rounds", "per_round", "epochs",
     )  # fmt: skip
     assert set(simulation_only()) == {
-        "stream", "availability", "dropout", "stragglers", "after_every", "probe", "checkpoint_every", "diverged",
+        "stream", "availability", "dropout", "stragglers", "probe", "checkpoint_every", "diverged",
         "device", "engine", "layers", "eval_clients", "cluster", "workers", "block", "unseen", "topology",
     }  # fmt: skip
 

@@ -229,12 +229,10 @@ class Settings:
     """BatchNorm's running statistics: averaged with the model, or kept by each client."""
     eval_every: int = setting(10, "protocol")
     """Score the clients before local training every so many rounds, and at the end; 0: only at the end."""
-    after_every: int = setting(
-        0, "protocol", simulation_only="scores stay at the clients, which score the received model (--eval-every)"
-    )
+    after_every: int = setting(0, "protocol")
     """Score the clients after local training every so many rounds, and at the end; 0: only at the end."""
     eval_clients: int = setting(
-        0, "protocol", simulation_only="every client scores its own model, and the scores stay there"
+        0, "protocol", simulation_only="every client decides by its own rules.toml whether it tells scores"
     )
     """Score only so many clients, a random sample that is the same in all rounds and for all methods; 0, or at least
     the number of clients: all of them (docs/runs.md)."""
@@ -257,7 +255,7 @@ class Settings:
     precision: Literal["torch", "float32", "tf32", "bf16"] = setting("torch", "protocol")
     """Arithmetic of matrix products and convolutions; the rest stays in dtype. torch: PyTorch's own choice, on a GPU
     TF32 in convolutions, float32 in matrix products. tf32 and bf16 are faster and less exact (docs/performance.md)."""
-    device: str = setting("cpu", "machine", simulation_only="federations train only on cpu so far")
+    device: str = setting("cpu", "machine", simulation_only="every client has its own, in its client.toml")
     """cpu, or cuda on a machine with a GPU; cuda:1 is the second GPU."""
     engine: Literal["auto", "sequential", "stacked", "streams", "processes", "ray"] = setting(
         "auto", "machine", simulation_only="every client trains by itself, as with engine=sequential"

@@ -125,6 +125,12 @@ class Run(NamedTuple):
         clients, of = self.last("scored_clients"), self.last("scored_of")
         return None if clients is None or of is None else Sample(len(clients), of)
 
+    @property
+    def scorers(self) -> str:
+        """How many clients of a federation told the latest score, in words; empty for a simulation."""
+        by, among = self.last("before_by"), self.last("scored_among")
+        return "" if by is None or among is None else f"scored by {by} of {among} clients"
+
     def last(self, name: str) -> Any:
         """Return the latest value of a metric, or None."""
         return next((row[name] for row in reversed(self.rows) if row.get(name) is not None), None)
@@ -446,7 +452,13 @@ def sampling_error(runs: list[Run], name: str) -> float | None:
 
 
 def samples_of(runs: list[Run]) -> str:
-    """Return how many clients were scored, in words; empty if all were, in all runs."""
+    """Return how many clients were scored, in words; empty if all were, in all runs.
+
+    In a federation, it is those that agreed to tell their scores.
+    """
+    told = list(dict.fromkeys(run.scorers for run in runs))
+    if any(told):
+        return ", or ".join(words or "by all clients" for words in told)
     found = dict.fromkeys(run.sample for run in runs)
     words = ", or on ".join(f"{each.scored:,} of {each.of:,} clients" for each in found if each is not None)
     return f"scored on {words}{', or on all clients' if None in found else ''}" if words else ""
@@ -496,6 +508,9 @@ def privacy_of(runs: list[Run]) -> dict[str, str]:
     return found
 
 
+_STANDARD_ERROR = "; s.e. is the standard error that this sample causes"
+
+
 def notes_on(runs: list[Run]) -> list[str]:
     """Return lines about the settings that not all runs share, runs that repeat others, and runs that were extended."""
     extended: dict[Extension, list[Path]] = {}
@@ -505,7 +520,7 @@ def notes_on(runs: list[Run]) -> list[str]:
     words = [f"{name} ({', '.join(filter(None, values.values()))})" for name, values in differing(runs).items()]
     sampled = samples_of(runs)
     return [
-        *[f"note: {sampled}; s.e. is the standard error that this sample causes"] * bool(sampled),
+        *[f"note: {sampled}{_STANDARD_ERROR * any(run.sample for run in runs)}"] * bool(sampled),
         *[f"note: these runs differ in {', '.join(words)}"] * bool(words),
         *(f"note: {name}: {words}" for name, words in privacy_of(runs).items()),
         *(f"note: {run.folder} repeats {other.folder} and is not counted" for run, other in repetitions(runs)),

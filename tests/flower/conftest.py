@@ -97,16 +97,24 @@ class HandMade:
         return [int(path.name) for path in (self.folder / "clients").iterdir()]
 
     def push_messages(self, messages):
-        from fedncv.flower.client import answer, client_of, count_samples, train_round
+        from fedncv.flower.client import client_of, count_samples, train_round
+        from fedncv.flower.client_app import respond
+        from fedncv.flower.scoring import score_round
 
         ids = []
         for message in messages:
             self.number += 1
             message.metadata.__dict__["_message_id"] = str(self.number)
             u = message.metadata.dst_node_id - 1000
-            handle = count_samples if message.metadata.message_type == "query" else train_round
+            handle = {"query": count_samples, "train": train_round, "evaluate": score_round}[
+                message.metadata.message_type
+            ]
             mine = self.folder / "clients" / str(u)
-            reply = answer(handle, lambda u=u, mine=mine: client_of(self.study, self.run, u, mine), message)
+
+            def make(u=u, mine=mine):
+                return client_of(self.study, self.run, u, mine)
+
+            reply = respond(handle, make, message, folder=mine, run=self.run)
             self.sent.append((u, message, reply))
             group = message.metadata.group_id
             replies = [reply] if self.spoil is None else self.spoil(u, group, message, reply)
@@ -167,7 +175,7 @@ class Live:
     def __init__(self, folder, config):
         self.folder, self.config = folder, config
 
-    def run(self, name, *, seconds=240.0, **changes):
+    def run(self, name, *, seconds=600.0, **changes):
         """Begin a run and wait for it: the server's state at its end."""
         self.begin(name, **changes)
         return self.finish(name, seconds=seconds)
@@ -177,7 +185,7 @@ class Live:
 
         coordinator.create(self.folder, name, replace(self.config, **changes))
 
-    def finish(self, name, *, seconds=240.0, **options):
+    def finish(self, name, *, seconds=600.0, **options):
         from fedncv.flower import coordinator
 
         coordinator.follow(self.folder, name, seconds=seconds, **options)
@@ -239,7 +247,7 @@ class Live:
 
         return read_rows(self.folder / "server" / "runs" / name)
 
-    def wait(self, what, *, seconds=120.0, every=0.1):
+    def wait(self, what, *, seconds=600.0, every=0.1):
         """Until ``what()`` is true."""
         deadline = time.monotonic() + seconds
         while not (value := what()):
@@ -283,7 +291,7 @@ def live(tmp_path_factory):
         folders.init(folder, config, host="127.0.0.1", port=0, listen="127.0.0.1")
         federation = Live(folder, config)
         made.append(federation)
-        processes.up(folder, seconds=180.0)
+        processes.up(folder, seconds=600.0)
         return federation
 
     yield start

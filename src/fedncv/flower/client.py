@@ -20,11 +20,13 @@ import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from fedncv.config import RunConfig, from_dict
+from fedncv.engine.arithmetic import arithmetic
 from fedncv.engine.evaluate import score_before
 from fedncv.engine.local import Trained, train
-from fedncv.engine.problem import Arrival, Problem
+from fedncv.engine.problem import Arrival, Problem, find_device
 from fedncv.engine.sequential import one_thread
-from fedncv.flower import handshake, refusals
+from fedncv.flower import audit, handshake, refusals
+from fedncv.flower.consent import ClientRules, check_size, check_terms, read_client_rules, terms_of
 from fedncv.flower.halves import Down, Up, arrival_of, check, check_constants, client_problem, down_template, travelling
 from fedncv.flower.handshake import SERVER
 from fedncv.flower.own import Own
@@ -47,16 +49,35 @@ class Client(NamedTuple):
     run: str
     folder: Path
     problem: Problem
+    rules: ClientRules
 
 
-def client_of(study: str, run: str, number: int, folder: Path) -> Client:
-    """Return client ``number`` of the run, with the data in its folder."""
-    config = study_of(study)
+def client_of(study: str, run: str, number: int, folder: Path, *, device: str = "cpu") -> Client:
+    """Return client ``number`` of the run, with the data in its folder. Raise RefusedError if its rules forbid it."""
+    config, rules = study_of(study), _rules(folder)
     if not 0 <= number < config.clients:
         raise RefusedError("number", f"this is client {number}, but the run has clients 0 to {config.clients - 1}")
     if not run or not all(c.isalnum() or c in "._-" for c in run) or run.startswith("."):
         raise ValueError(f"{run!r} is not a valid name of a run")  # it is used as a folder's name
-    return Client(number, run, folder, client_problem(config, read(folder / "data"), number))
+    check_terms(rules, terms_of(config))
+    _check_device(device)
+    problem = client_problem(config, read(folder / "data"), number, device=device)
+    check_size(rules, problem.model.layout.num_parameters)
+    return Client(number, run, folder, problem, rules)
+
+
+def _rules(folder: Path) -> ClientRules:
+    try:
+        return read_client_rules(folder)
+    except ValueError as error:
+        raise RefusedError("consent", str(error), "the file cannot be read") from None
+
+
+def _check_device(device: str) -> None:
+    try:
+        find_device(device)
+    except ValueError as error:
+        raise RefusedError("device", str(error), device) from None
 
 
 def study_of(text: str, *, is_ours: bool = False) -> RunConfig:
@@ -71,14 +92,26 @@ def study_of(text: str, *, is_ours: bool = False) -> RunConfig:
     return config
 
 
-def answer(handle: Callable[[Client, Message], Message], make: Callable[[], Client], request: Message) -> Message:
-    """Return the reply of ``handle``, or a refusal: a code, and no text of this machine. The text goes to the log."""
+def answer(
+    handle: Callable[[Client, Message], Message],
+    make: Callable[[], Client],
+    request: Message,
+    failed: Callable[[Exception], None] = lambda _: None,
+) -> Message:
+    """Return the reply of ``handle``, or a refusal: a code, and no text of this machine. The text goes to the log.
+
+    ``failed`` is told of the error too.
+    """
     try:
         if request.content.get(SERVER) is not None:  # before the study is read, which another version may not know
             handshake.check(request.content[SERVER], handshake.installed())
         return handle(make(), request)
     except Exception as error:
-        log.exception("cannot answer")
+        if isinstance(error, RefusedError):
+            log.warning("refused: %s", error)
+        else:
+            log.exception("cannot answer")
+        failed(error)
         return refusals.write(error, request)
 
 
@@ -100,19 +133,15 @@ def train_round(client: Client, request: Message) -> Message:
     if not isinstance(asked, ConfigRecord):
         raise WireError(f"{what}: record {ASK!r} is a {type(asked).__name__}")
     check_constants(problem, asked.get("constants", 0.0))
-    mark, keep = asked.get(DATA), _rounds(asked.get(KEEP))
+    mark, keep = asked.get(DATA), rounds_to_keep(asked.get(KEEP))
     numbers = "round", "counted", "rollbacks", SAMPLES
     round, counted, rollbacks, held = whole_numbers(content, *numbers, beside=["constants", DATA, KEEP], what=what)
     if not 1 <= round <= problem.config.rounds:
         raise WireError(f"the server asks for round {round} of {problem.config.rounds}")
-    if mark != handshake.data_mark(client.folder, client.run):
-        raise RefusedError("data", f"the data file in {client.folder} is not the one with which the client joined")
-    if held != _samples(client):
-        text = f"the server holds {held} training samples of this client, which has {_samples(client)}"
-        raise RefusedError("samples", text, f"{_samples(client)}, not {held}")
+    data_of(client, mark, held)
     message: Down = decode(arrays(content), down_template(problem), what="the server's message")
     own = Own(client.folder / "runs", client.run)
-    with own.locked(), one_thread():
+    with own.locked(), one_thread(), arithmetic(problem.config):
         kept = own.begin(problem, u, round=round, counted=counted, keep=keep, rollbacks=rollbacks)
         arrival = arrival_of(problem, u, message, kept)
         trained = train(problem, round - 1, arrival)
@@ -129,7 +158,16 @@ def _samples(client: Client) -> int:
     return len(client.problem.clients.train[client.u])
 
 
-def _rounds(given: object) -> list[int]:
+def data_of(client: Client, mark: object, held: int) -> None:
+    """Raise RefusedError unless the client still has the data with which it joined."""
+    if mark != handshake.data_mark(client.folder, client.run):
+        raise RefusedError("data", f"the data file in {client.folder} is not the one with which the client joined")
+    if held != _samples(client):
+        text = f"the server holds {held} training samples of this client, which has {_samples(client)}"
+        raise RefusedError("samples", text, f"{_samples(client)}, not {held}")
+
+
+def rounds_to_keep(given: object) -> list[int]:
     if not isinstance(given, list) or not all(type(round) is int and round > 0 for round in given):
         raise WireError("a request for a round must list the rounds to keep")
     return [int(round) for round in given]
@@ -145,11 +183,13 @@ def _history(client: Client, round: int, arrival: Arrival, trained: Trained) -> 
         "gradients": trained.gradients,
         "forwards": trained.forwards,
     }
+    if head := audit.head_of(client.folder / audit.AUDIT):  # so that a log whose end was cut is recognised
+        line[audit.HEAD] = head
     tested, every = len(problem.clients.test[client.u]), problem.config.eval_every
     if tested and every and (round - 1) % every == 0:
         scored, _ = score_before(problem, round - 1, arrival, None)
         line["before"] = scored.total / tested if math.isfinite(scored.total) else None
-        targets = problem.dataset.y[torch.from_numpy(problem.clients.test[client.u])].numpy()
+        targets = problem.dataset.y[torch.from_numpy(problem.clients.test[client.u])].cpu().numpy()
         for metric in problem.metrics:
             assert scored.outputs is not None
             line[f"before_{metric.name}"] = value(metric, scored.outputs, targets, of=f"client {client.u}")

@@ -79,18 +79,20 @@ def server_problem(config: RunConfig, form: Form, sizes: list[int]) -> Problem:
     return build(config, data=form.placeholder(2), clients=clients)
 
 
-def client_problem(config: RunConfig, samples: Samples, u: int) -> Problem:
-    """Return the problem of client u, in which the other clients have no samples.
+def client_problem(config: RunConfig, samples: Samples, u: int, *, device: str = "cpu") -> Problem:
+    """Return the problem of client u, in which the other clients have no samples. It trains on the client's device.
 
-    The model is made from a placeholder, as at the server, so that both make the same model for any data.
+    The model is made from a placeholder, as at the server, so that both make the same model for any data. The config
+    stays that of the run, which says nothing about devices: every machine has its own.
     """
     none = np.array([], dtype=np.int64)
     train_N, test_N = [none] * config.clients, [none] * config.clients
     train_N[u], test_N[u] = samples.train, samples.test
     check_targets(config.task, samples.dataset)
-    blind = replace(config, sampling="uniform")  # other clients' sizes are unknown here, and not needed
+    blind = replace(config, sampling="uniform", device=device)  # other clients' sizes are unknown here, and not needed
     problem = build(blind, data=form_of(samples.dataset).placeholder(2), clients=Clients(train_N, test_N))
-    return problem._replace(config=config, dataset=samples.dataset)
+    mine, place = samples.dataset, problem.dataset.x.device
+    return problem._replace(config=config, dataset=mine._replace(x=mine.x.to(place), y=mine.y.to(place)))
 
 
 def down_template(problem: Problem) -> Down:

@@ -104,7 +104,13 @@ def sampled(columns: Sequence[Column]) -> str:
     same = len(set(words.values())) == 1
     said = [each if same else f"{title}: {each or 'all clients scored'}" for title, each in words.items()]
     text = "; ".join(dict.fromkeys(said))
-    return f"{text[0].upper()}{text[1:]}; s.e.: the standard error that this sample causes."
+    error = "; s.e.: the standard error that this sample causes" if any(map(is_sample, words.values())) else ""
+    return f"{text[0].upper()}{text[1:]}{error}."
+
+
+def is_sample(sampled: str) -> bool:
+    """Return whether these words are about a sample that was drawn, not about clients of a federation that agreed."""
+    return sampled.startswith("scored on ")
 
 
 def scaled(each: Summary, by: int) -> Summary:
