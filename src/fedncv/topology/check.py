@@ -40,7 +40,7 @@ def check_graph(config: RunConfig, method: Method | None) -> None:
         )
     if config.unseen:
         raise ValueError(
-            f"unseen is {config.unseen:g}, but with topology {text!r} every client has a model of its own, and a client "
+            f"unseen is {config.unseen:g}, but with topology {text!r} every client has a model of its own, and one "
             "that never trains has none; set unseen to 0"
         )
     if config.engine == "ray":
