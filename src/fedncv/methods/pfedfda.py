@@ -241,5 +241,10 @@ def pfedfda(config: Config = Config()) -> Method:
         refuses={
             "prior": "the classifier of pfedfda contains the client's label frequencies already",
             "samples": "pfedfda looks at its samples in a phase of its own",
+            **dict.fromkeys(
+                ("median", "trimmed", "krum", "clipped"),
+                "pfedfda averages sums of features with the numbers of their samples, and a rule for each field alone "
+                "would make them disagree",
+            ),
         },
     )
