@@ -77,7 +77,7 @@ def test_the_keeper_starts_a_stuck_command_again(tmp_path):
         "keeper.keep.__defaults__ = (None, None, lambda _: True)\n"
         "sys.exit(keeper.main(sys.argv[1:]))\n"
     )
-    child = "import sys, time; print('begins', flush=True); time.sleep(600)"
+    child = "import os, time; os.write(1, b'begins\\n'); time.sleep(600)"  # in one piece, or it is killed in between
     words = [
         "--watch",
         "127.0.0.1:1",
