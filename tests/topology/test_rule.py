@@ -279,6 +279,16 @@ def test_a_client_that_is_away_keeps_its_state_and_is_in_nobody_s_sum():
     assert set(state.kept) == {0, 1, 3, 5}
 
 
+def test_a_client_that_is_away_takes_no_step_of_its_own_either():
+    """Momentum would carry it on: its whole copy of the state stays, to the last bit."""
+    problem = on("ring", "fedavgm")
+    state, _ = run_round(problem, start(problem))
+    after, _ = run_round(problem, state, draw(range(6), [True, True, False, True, True, True]))
+    for (_, now), (_, before) in zip(leaves(after.server), leaves(state.server), strict=True):
+        assert torch.equal(now[2], before[2])
+        assert not torch.equal(now[3], before[3])
+
+
 @pytest.mark.parametrize("method", ["scaffold", "fedavg+drift:memory=clients"])
 def test_trackers_keep_the_mean_of_the_control_variates_when_clients_come_and_go(method):
     """sum_u c_bar_u = sum_u c_u, at every moment: what tracking means."""
