@@ -243,7 +243,7 @@ def pfedfda(config: Config = Config()) -> Method:
             "samples": "pfedfda looks at its samples in a phase of its own",
             **dict.fromkeys(
                 ("median", "trimmed", "krum", "clipped"),
-                "pfedfda averages sums of features with the numbers of their samples, and a rule for each field alone "
+                "pfedfda averages class means and a covariance that belong together, and a rule for each field alone "
                 "would make them disagree",
             ),
         },
