@@ -3,12 +3,14 @@
     python bench/compare.py --data cifar10 --seeds 1000,1001,1002 fedavg "fedncv@lr=0.03" "fedncv:momentum=0@lr=0.03"
 
 A variant is a method, with settings of the run after an @. Rows go to --out as JSON lines. Seeds from 1000 up are for
-tuning and are never reported.
+tuning and are never reported. With --device cpu one client trains after the other, in compiled layers: the same numbers
+to rounding.
 """
 
 import argparse
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,9 @@ import torch
 
 from fedncv.config import RunConfig, from_dict
 from fedncv.data import load
-from fedncv.engine import stacked_scores
+from fedncv.engine.choose import engine_for
 from fedncv.engine.problem import DivergedError, build, start
-from fedncv.engine.stacked import StackedEngine
+from fedncv.engine.stacked_scores import ScoringEngine
 
 
 def main() -> None:
@@ -41,6 +43,8 @@ def main() -> None:
         data=arguments.data, rounds=arguments.rounds, clients=arguments.clients, per_round=arguments.per_round,
         partition=arguments.partition, device=arguments.device,
     )  # fmt: skip
+    if arguments.device == "cpu":
+        base = replace(base, engine="sequential", layers="compiled")
     for variant in arguments.variants:
         began = time.perf_counter()
         method, _, rest = variant.partition("@")
@@ -49,6 +53,7 @@ def main() -> None:
         result = run(config, [int(seed) for seed in arguments.seeds.split(",")], data) | {
             "variant": variant,
             "data": arguments.data,
+            "device": arguments.device,
         }
         result["seconds"] = time.perf_counter() - began
         words = [
@@ -65,7 +70,7 @@ def main() -> None:
 def run(config: RunConfig, seeds: list[int], data: Any) -> dict[str, Any]:
     problems = [build(from_dict({"seed": seed}, where="seeds", base=config), data=data) for seed in seeds]
     problems = [problem._replace(dataset=problems[0].dataset) for problem in problems]
-    engine = StackedEngine(problems)
+    engine = engine_for(problems) if config.device == "cpu" else ScoringEngine(problems)
     states = [start(problem) for problem in problems]
     for _ in range(config.rounds):
         settled = engine.run_rounds(states)
@@ -73,7 +78,7 @@ def run(config: RunConfig, seeds: list[int], data: Any) -> dict[str, Any]:
             if isinstance(each, DivergedError):
                 return {"failed": str(each)}
         states = [each[0] for each in settled if not isinstance(each, DivergedError)]
-    before, after = stacked_scores.before(engine, states), stacked_scores.after(engine, states)
+    before, after = engine.before(states), engine.after(states)
     return {"before": [row["before"] for row in before], "after": [row["after"] for row in after]}
 
 

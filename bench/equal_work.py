@@ -95,6 +95,13 @@ Differences from FedAvg:
 - **fedgen** sends its generator down. Its server takes 50 steps of Adam per round, which are not in the table. In every
   step its clients pass 32 generated features, and one more for each sample of the batch, through the head.
 - **fedper** and **fedrep** do not send the head; **local** sends nothing.
+- **ditto** trains two models: twice the samples and gradients. **fedrod** trains a second head in the same steps, whose
+  cost is not a sample gradient of its own.
+- **fedpac** passes its samples forward twice more, and sends class statistics; its server stores a head for every
+  client. **pfedfda** passes them once more and sends class means and a covariance in both directions, in place of the
+  head.
+- **knnper** passes them once before every prediction, and **pfedfda** too; a prediction is not part of a round.
+- Clients of **d2** keep the model that they trained last, those of **quasi_global** two vectors.
 - The servers of **fedvarp**, **fedstale** and **mifa** store an update of every client seen. That of **pfedsim** stores
   a model of every client, and running statistics, which are not in the last column.
 """

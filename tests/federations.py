@@ -27,6 +27,13 @@ def full_fedncv(knobs="", more=""):
 
 
 FULL_FEDNCV = full_fedncv()
+ROBUST = (
+    "scaffold+median",
+    "fedncv:momentum=off+trimmed:share=0.3",
+    "fednova+krum:share=0.3",
+    "fedexp:epsilon=0.1+clipped",
+)
+"""A chain for every rule of robust combining, with fields of every kind: arrays, single numbers, memory."""
 
 
 def bare_fedncv(
@@ -185,8 +192,11 @@ def tiny_dataset(num_samples=60, num_classes=3, seed=0):
 def tiny(method, *, sizes=(20, 13, 9, 18), model=Tiny, inputs=None, **config):
     """Sorted labels, cut in pieces: every client lacks a class. A quarter of each client's samples tests.
 
-    ``inputs`` replaces the samples' inputs.
+    ``inputs`` replaces the samples' inputs. A method that needs every client in every round has them.
     """
+    method = find_method(method) if isinstance(method, str) else method
+    if method.graph == "symmetric":
+        config = {name: value for name, value in config.items() if name not in ("per_round", "dropout", "diverged")}
     dataset = tiny_dataset(sum(sizes))
     if inputs is not None:
         dataset = dataset._replace(x=inputs)

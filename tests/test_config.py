@@ -54,7 +54,7 @@ BAD = [
     ({"schedule": "cosin"}, "did you mean 'cosine'"),
     ({"schedule": "step:every=0"}, "every must be at least 1, not 0"),
     ({"schedule": "exponential:decay=0"}, "decay must be above 0 and at most 1, not 0"),
-    ({"sampling": "unifrom"}, "sampling must be one of uniform, weighted, available, not 'unifrom'"),
+    ({"sampling": "unifrom"}, "sampling must be one of uniform, poisson, weighted, available, not 'unifrom'"),
     ({"rounds": 1.5}, "rounds must be int, not 1.5"),
     ({"rounds": True}, "rounds must be int, not True"),
 ]
@@ -95,8 +95,8 @@ def test_the_kinds_are_what_engines_studies_and_federations_go_by():
         "data", "data_dir", "partition", "clients", "test_share", "rounds", "per_round", "epochs",
     )  # fmt: skip
     assert set(simulation_only()) == {
-        "stream", "availability", "dropout", "stragglers", "after_every", "probe", "checkpoint_every", "diverged",
-        "device", "engine", "layers", "eval_clients", "cluster", "workers", "block",
+        "stream", "availability", "dropout", "stragglers", "probe", "checkpoint_every", "diverged",
+        "device", "engine", "layers", "eval_clients", "cluster", "workers", "block", "unseen", "topology",
     }  # fmt: skip
 
 

@@ -15,6 +15,7 @@ PACKAGE = Path(fedncv.__file__).parent
 # From the bottom up. A module or package may import those of lower lines, and itself.
 LAYERS = [
     ("notes", "portable"),
+    ("accountant",),
     ("adapters", "comparison", "files", "fingerprint", "keys_kernel", "layout", "spec", "termination", "tree"),
     ("catalogue", "group_norm_kernel", "imports", "keys", "machine", "probe", "rows", "schedule"),
     ("config", "functional", "estimators", "group_norm"),
@@ -22,10 +23,10 @@ LAYERS = [
     ("results", "study", "recipes"),
     ("data", "figures", "heartbeat", "metrics", "models", "optimizers", "secure", "tasks", "theory"),
     ("cluster", "methods", "notebook"),
-    ("objects",),
+    ("objects", "topology"),
     ("engine",),
     ("observatory",),
-    ("export", "store"),
+    ("export", "ledger", "store"),
     ("runner",),
     ("simulation",),
     ("flower", "report", "studies"),

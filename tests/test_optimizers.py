@@ -39,7 +39,7 @@ LIKE_TORCH = [
 # The gradient of a bias before BatchNorm is rounding error; divided by eps = 1e-8 it would be above 1e-10.
 OTHERS = ["adamw:eps=1e-3", "adam:eps=1e-3", "rmsprop:eps=1e-3,momentum=0.5", "adagrad:eps=1e-3"]
 QUICK_METHODS = {"fedgen": QUICK["fedgen"]}
-NEED_SGD = {"fedncv", "fedncv-sums", "fednova", "scaffold", "fat_clipping_pr"}
+NEED_SGD = {"fedncv", "fedncv-sums", "fednova", "scaffold", "fat_clipping_pr", "quasi_global"}
 # Few stragglers: those of FedRep never reach the second phase.
 UNEQUAL = {name: value for name, value in HARD.items() if name != "momentum"} | {"lr": 0.01, "stragglers": 0.1}
 

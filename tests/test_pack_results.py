@@ -43,7 +43,7 @@ def write(out, *methods):
 def parts(tmp_path):
     """Two parts in another order than the study's; one of them with a run of its tuning."""
     parts = [write(tmp_path / "a", "fedncv"), write(tmp_path / "b", "scaffold", "fedavg")]
-    (trial,) = study("fedncv").tuning_cells("cifar10", "fedncv", 0.1)
+    (trial,) = study("fedncv").tuning_cells("cifar10", "fedncv", {"lr": 0.1}, "lr-0.1")
     write_run(parts[0] / trial.folder, replace(trial.config, eval_every=20), 0.7)
     return parts
 
@@ -59,7 +59,7 @@ def test_parts_packed_and_unpacked_are_reported_as_the_whole(tmp_path, pack, par
     assert chart_data(ours) == chart_data(whole)
     assert again(ours)[0].text == (
         "fedncv study table1 --datasets cifar10 --methods fedavg scaffold fedncv --seeds 2 --clients 20 "
-        "--tune --tuning-seeds 1 --tuning-lr 0.01 0.03 0.1 --rounds 20 --per-round 5 --eval-every 10 "
+        "--tune --tuning-lr 0.01 0.03 0.1 --tuning-seeds 1 --rounds 20 --per-round 5 --eval-every 10 "
         "--out runs/table1-again"
     )
 
@@ -89,7 +89,7 @@ def test_parts_that_do_not_belong_together_are_refused(tmp_path, pack, parts):
         pack.contents([*parts, other])
     text = (other / "study.toml").read_text()
     (other / "study.toml").write_text(text.replace("fedncv = 0.1", "fedncv = 0.03"))
-    with pytest.raises(SystemExit, match="another learning rate of fedncv on cifar10"):
+    with pytest.raises(SystemExit, match="other tuned settings of fedncv on cifar10"):
         pack.joined([*parts, other])
     (other / "study.toml").write_text(text.replace('torch = "2"', 'torch = "3"'))
     with pytest.raises(SystemExit, match="not made with the same versions"):

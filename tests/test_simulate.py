@@ -109,7 +109,7 @@ WRONG = [
     ({"rounds": 10**5000}, "rounds must be at most 10,000,000, not a number of 5001 digits"),
     ({"rounds": 2**63}, "rounds must be at most 10,000,000, not 9223372036854775808"),
     ({"epochs": 10**6 + 1}, "epochs must be at most 1,000,000, not 1000001"),
-    ({"sampling": ["uniform"]}, "sampling must be one of uniform, weighted, available, not ['uniform']"),
+    ({"sampling": ["uniform"]}, "sampling must be one of uniform, poisson, weighted, available, not ['uniform']"),
 ]  # fmt: skip
 
 

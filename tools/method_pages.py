@@ -79,6 +79,12 @@ def results():
     return {row["variant"]: tuple([100 * v for v in row[k]] for k in ("before", "after")) for row in rows}
 
 
+def on_cpu():
+    """Return the variants of the study that did not run on the GPU."""
+    rows = [json.loads(line) for line in RESULTS.read_text(encoding="utf-8").splitlines()]
+    return [row["variant"] for row in rows if row.get("device") == "cpu"]
+
+
 def cited(reference):
     """Return a reference with its links."""
     linked = re.sub(r"arXiv:([\d.]+\d)", r"[arXiv:\1](https://arxiv.org/abs/\1)", reference)
@@ -94,8 +100,9 @@ def result(name):
     if name not in found:
         return "Not in the study of all methods yet."
     before, after = found[name]
+    where = f"{STUDY}, on a CPU" if name in on_cpu() else STUDY
     return (
-        f"{STUDY}: {spread(before)} % before local training, {spread(after)} % after it. "
+        f"{where}: {spread(before)} % before local training, {spread(after)} % after it. "
         "[All methods side by side](README.md#side-by-side). No published result has this setting.\n\n"
         f"```\n{COMMAND.replace('METHOD ...', name)}\n```"
     )
@@ -104,9 +111,12 @@ def result(name):
 def side_by_side():
     ranked = sorted(results().items(), key=lambda item: -statistics.mean(item[1][0]))
     rows = [(name, spread(before), spread(after)) for name, (before, after) in ranked]
+    names = ", ".join(f"`{name}`" for name in on_cpu())
+    missing = ", ".join(f"`{name}`" for name in catalogue.methods() if name not in results())
+    still = f" Not measured yet: {missing}." if missing else ""
     text = (
-        f"{STUDY}. `fedncv` ran on a CPU, all others on one H200. Methods are not tuned here, and 20 rounds are few: "
-        "the table shows that all of them run and learn."
+        f"{STUDY}. On a CPU: {names}; all others on one H200.{still} Methods are not tuned here, and 20 rounds "
+        "are few: the table shows that all of them run and learn."
     )
     return f"{text}\n\n```\n{COMMAND}\n```\n\n" + table(("method", "before %", "after %"), rows)
 

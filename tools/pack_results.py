@@ -23,7 +23,8 @@ from typing import Any
 from fedncv.config import RunConfig, Settings, read_toml, write_toml
 from fedncv.results import CONFIG, METRICS, read_config, read_rows
 from fedncv.studies import STUDIES
-from fedncv.study import FILE, PARTITION, Study, extend, read_study, to_toml
+from fedncv.studies.command import budget
+from fedncv.study import FILE, PARTITION, TRIALS, Study, extend, folder_name, read_study, read_trials, to_toml
 
 
 def joined(parts: list[Path]) -> Study:
@@ -31,9 +32,11 @@ def joined(parts: list[Path]) -> Study:
     whole, *others = (read_study(part) for part in parts)
     for part, study in zip(parts[1:], others, strict=True):
         rates = {c: whole.lr.get(c, {}) | study.lr.get(c, {}) for c in {**whole.lr, **study.lr}}
-        for column, method in [(c, m) for c in whole.lr for m in whole.lr[c] if whole.lr[c][m] != rates[c][m]]:
-            raise SystemExit(f"{part} has another learning rate of {method} on {column} than an earlier part")
-        whole = replace(extend(whole, study, where=part), lr=rates)
+        tuned = {c: whole.tuned.get(c, {}) | study.tuned.get(c, {}) for c in {**whole.tuned, **study.tuned}}
+        both = [(c, m) for c in whole.lr for m in whole.lr[c] if m in study.lr.get(c, {})]
+        for column, method in [pair for pair in both if whole.chosen(*pair) != study.chosen(*pair)]:
+            raise SystemExit(f"{part} has other tuned settings of {method} on {column} than an earlier part")
+        whole = replace(extend(whole, study, where=part), lr=rates, tuned=tuned)
     order = {method: i for i, method in enumerate(STUDIES[whole.name]().methods)}
     methods = tuple(sorted(whole.methods, key=lambda method: order.get(method, len(order))))
     return replace(
@@ -56,8 +59,7 @@ def command(study: Study) -> str:
     words = ["fedncv", "study", study.name, "--datasets", *study.datasets, "--methods", *study.methods]
     words += ["--seeds", str(len(study.seeds)), "--clients", *map(str, study.clients or (study.settings.clients,))]
     if study.tuning is not None:
-        grid = map(str, study.tuning.grid)
-        words += ["--tune", "--tuning-seeds", str(len(study.tuning.seeds)), "--tuning-lr", *grid]
+        words += ["--tune", *budget(study.tuning)]
     for field in fields(Settings):
         value = getattr(study.settings, field.name)
         if field.name not in ("data", "data_dir", "clients") and value != getattr(plain, field.name):
@@ -71,30 +73,38 @@ def slim(rows: list[dict[str, Any]]) -> bytes:
     return "".join(json.dumps(row) + "\n" for row in kept).encode()
 
 
+def is_of(folder: Path, methods: Sequence[str]) -> bool:
+    """Return whether the run is of one of these methods: its folder has the name that the study gives it."""
+    return any(folder.name.startswith(folder_name(RunConfig(method=method)).removesuffix("0")) for method in methods)
+
+
 def contents(parts: list[Path], seeds: int | None = None, methods: Sequence[str] = ()) -> dict[str, bytes]:
     """Return path in the archive -> bytes."""
     study = joined(parts)
     wanted = tuple(method for method in study.methods if method in (methods or study.methods))
     rates = {c: {m: lr for m, lr in chosen.items() if m in wanted} for c, chosen in study.lr.items()}
-    study = replace(study, seeds=study.seeds[:seeds], methods=wanted, lr=rates)
+    tuned = {c: {m: each for m, each in chosen.items() if m in wanted} for c, chosen in study.tuned.items()}
+    study = replace(study, seeds=study.seeds[:seeds], methods=wanted, lr=rates, tuned=tuned)
     tuned_on = study.tuning.seeds if study.tuning is not None else ()
     words = made_with(parts)
     words["made_with"]["command"] = command(study)
-    found = {FILE: to_toml(study, words).encode()}
+    found, trials = {FILE: to_toml(study, words).encode()}, list[dict[str, Any]]()
     for part in parts:
         for config in sorted(part.rglob(CONFIG)):
             folder = config.parent
             run: RunConfig = replace(read_config(folder), data_dir="")
-            if run.method not in study.methods or run.seed not in (*study.seeds, *tuned_on):
-                continue
             where = folder.relative_to(part).as_posix()
+            if not is_of(folder, methods=study.methods) or run.seed not in (*study.seeds, *tuned_on):
+                continue
             files = {f"{where}/{CONFIG}": write_toml(run).encode(), f"{where}/{METRICS}": slim(read_rows(folder))}
             if any(found.get(name, data) != data for name, data in files.items()):
                 raise SystemExit(f"{folder} is also in an earlier part, with other numbers; remove one")
             found |= files
+        lines = [row for row in read_trials(part) if row["method"] in study.methods]
+        trials += [row for row in lines if row not in trials]
         for path in sorted(part.rglob(PARTITION)):
             found[path.relative_to(part).as_posix()] = path.read_bytes()
-    return found
+    return found | ({TRIALS: "".join(json.dumps(row) + "\n" for row in trials).encode()} if trials else {})
 
 
 def main(archive: Path, parts: list[Path], seeds: int | None = None, methods: Sequence[str] = ()) -> None:

@@ -3,7 +3,7 @@ Score against the learning rate
 ===============================
 
 A comparison at one learning rate says little: lines that cross change their order. Each method has four rates here,
-under one partition and one seed. ``fedncv study --tune`` tries the same rates for every method, on seeds that are
+under one partition and one seed. ``fedncv study --tune`` tries as many settings for every method, on seeds that are
 not reported (:doc:`/studies`).
 """
 

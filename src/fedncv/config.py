@@ -176,8 +176,15 @@ class Settings:
     names), and five more, which `fedncv partition --help` lists. `fedncv partition` draws a division."""
     stream: str = setting("", "protocol", simulation_only="clients report their number of samples only once")
     """Samples that arrive during training: arrivals:start=0.1,rate=0.01,order=by_class; empty: all at the start."""
+    topology: str = setting("server", "protocol", simulation_only="Flower's clients talk to its server alone")
+    """Who talks to whom: server, or a graph without one: ring, chain, torus:rows=4, exponential,
+    random_regular:degree=4, epidemic:peers=2, edges:path=graph.txt and more, a copy of the server's state at every
+    client (docs/topology.md)."""
     clients: int = setting(100, "protocol", "paper")
     """Number of clients, at least 1."""
+    unseen: float = setting(0.0, "protocol", simulation_only="a client that never trains does not join")
+    """Share of the clients that never train, at least 0 and below 1. They are scored beside the others, before and
+    after their own local training from the current model (docs/runs.md)."""
     test_share: float = setting(0.25, "protocol", "own", "samples")
     """Share of each client's samples kept for testing, at least 0 and below 1."""
     model: str = setting("lenet5", "protocol")
@@ -189,8 +196,9 @@ class Settings:
     """Number of rounds, at least 0."""
     per_round: int = setting(10, "protocol", "paper")
     """Clients drawn per round, from 1 to all."""
-    sampling: Literal["uniform", "weighted", "available"] = setting("uniform", "protocol", "own")
-    """How clients are drawn: uniform; weighted by samples; available: uniform among the reachable clients."""
+    sampling: Literal["uniform", "poisson", "weighted", "available"] = setting("uniform", "protocol", "own")
+    """How clients are drawn: uniform; poisson: each by itself, per_round on average; weighted by samples; available:
+    uniform among the reachable clients."""
     availability: float = setting(0.5, "protocol", "own", simulation_only="real clients come and go by themselves")
     """sampling=available: probabilities of being reachable are evenly spaced from this value to 1; above 0."""
     dropout: float = setting(0.0, "protocol", "own", simulation_only="real clients fail by themselves")
@@ -221,12 +229,10 @@ class Settings:
     """BatchNorm's running statistics: averaged with the model, or kept by each client."""
     eval_every: int = setting(10, "protocol")
     """Score the clients before local training every so many rounds, and at the end; 0: only at the end."""
-    after_every: int = setting(
-        0, "protocol", simulation_only="scores stay at the clients, which score the received model (--eval-every)"
-    )
+    after_every: int = setting(0, "protocol")
     """Score the clients after local training every so many rounds, and at the end; 0: only at the end."""
     eval_clients: int = setting(
-        0, "protocol", simulation_only="every client scores its own model, and the scores stay there"
+        0, "protocol", simulation_only="every client decides by its own rules.toml whether it tells scores"
     )
     """Score only so many clients, a random sample that is the same in all rounds and for all methods; 0, or at least
     the number of clients: all of them (docs/runs.md)."""
@@ -249,7 +255,7 @@ class Settings:
     precision: Literal["torch", "float32", "tf32", "bf16"] = setting("torch", "protocol")
     """Arithmetic of matrix products and convolutions; the rest stays in dtype. torch: PyTorch's own choice, on a GPU
     TF32 in convolutions, float32 in matrix products. tf32 and bf16 are faster and less exact (docs/performance.md)."""
-    device: str = setting("cpu", "machine", simulation_only="federations train only on cpu so far")
+    device: str = setting("cpu", "machine", simulation_only="every client has its own, in its client.toml")
     """cpu, or cuda on a machine with a GPU; cuda:1 is the second GPU."""
     engine: Literal["auto", "sequential", "stacked", "streams", "processes", "ray"] = setting(
         "auto", "machine", simulation_only="every client trains by itself, as with engine=sequential"
@@ -300,6 +306,7 @@ class RunConfig(Settings):
         ranges: list[tuple[bool, str, str]] = [
             (0 <= self.seed < 2**64, "seed", "from 0 to 2^64 - 1"),
             (self.clients >= 1, "clients", "at least 1"),
+            (0 <= self.unseen < 1, "unseen", "at least 0 and below 1"),
             (0 <= self.test_share < 1, "test_share", "at least 0 and below 1"),
             (self.rounds >= 0, "rounds", "at least 0"),
             (self.per_round >= 1, "per_round", "at least 1"),
@@ -325,6 +332,17 @@ class RunConfig(Settings):
             raise ValueError(
                 f"per_round is {self.per_round}, but there are {self.clients} clients: "
                 f"draw at most {self.clients}, or raise clients"
+            )
+        never = round(self.unseen * self.clients)
+        if self.unseen and not 0 < never < self.clients:
+            raise ValueError(
+                f"unseen is {self.unseen:g}, which is {'no client' if not never else 'all clients'} of {self.clients}; "
+                f"use at least {1 / self.clients:.2g} and less than 1"
+            )
+        if self.per_round > self.clients - never:
+            raise ValueError(
+                f"per_round is {self.per_round}, but with unseen {self.unseen:g} only {self.clients - never} of "
+                f"{self.clients} clients train: draw at most so many, or raise clients"
             )
         if missing := {n: [getattr(self, n)] for n in OBJECTS if own_object(getattr(self, n)) and n not in custom}:
             raise ValueError(objects_wanted(missing))

@@ -5,7 +5,7 @@ from numbers import Integral
 import numpy as np
 from torch import Tensor
 
-from fedncv.engine.evaluate import shared_model
+from fedncv.engine.evaluate import decides, received, shared_model
 from fedncv.engine.problem import Problem, State, arrivals, messages
 
 
@@ -15,7 +15,7 @@ def export(problem: Problem, state: State, client: int | None = None) -> dict[st
     Raise ValueError if the method has no shared model, or if there is no such client.
     """
     problem = problem.at(state.round).in_use
-    method, model = problem.method, problem.model
+    model = problem.model
     if client is None:
         shared_P = shared_model(problem, state)
         if shared_P is None:
@@ -27,6 +27,10 @@ def export(problem: Problem, state: State, client: int | None = None) -> dict[st
     if not isinstance(client, Integral) or not 0 <= client < problem.federation.num_clients:
         raise ValueError(f"there is no client {client}; clients are numbered 0 to {problem.federation.num_clients - 1}")
     (arrival,) = arrivals(problem, state, np.array([client]))
-    ask = problem.ask(client, arrival.buffers_R, state.round)
-    y_P, _ = method.begin(ask, arrival.down, arrival.kept.own)
-    return model.state_dict(*method.predict(ask, y_P, arrival.down, arrival.kept.own))
+    used = received(problem, state.round, arrival)
+    if decides(used):
+        raise ValueError(
+            f"a client of {problem.config.method} predicts with more than a model, which a state_dict cannot hold; "
+            "leave --client out for the shared model"
+        )
+    return model.state_dict(used.x_P, used.buffers_R, used.offset_C)

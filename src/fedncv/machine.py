@@ -22,6 +22,8 @@ def versions(device: str) -> dict[str, str]:
     found |= {package: _version(package) for package in PACKAGES}
     if device.startswith("cuda") and torch.cuda.is_available():
         found["gpu"] = torch.cuda.get_device_name(device)
+        cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+        found |= {"cuda": str(torch.version.cuda), "cudnn": str(cudnn)}
     return found
 
 
@@ -55,10 +57,14 @@ def _version(package: str) -> str:
 
 
 def facts(device: str) -> dict[str, Any]:
-    """Return the processor, the cores that this process may use, the threads of one operation, and the versions."""
+    """Return the processor, the cores that this process may use, the threads of one operation, and the versions.
+
+    ``source`` tells versions of fedncv between releases apart.
+    """
     import torch
 
-    return {"processor": _processor(), "cores": num_cores(), "threads": torch.get_num_threads()} | versions(device)
+    place = {"processor": _processor(), "cores": num_cores(), "threads": torch.get_num_threads()}
+    return place | versions(device) | {"source": sources()}
 
 
 @cache

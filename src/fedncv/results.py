@@ -28,6 +28,7 @@ MACHINE = "machine.jsonl"  # a line for every time the run was started or resume
 LOCK = ".lock"  # held by the process that trains the run
 STATUS = "status.json"  # what that process last said of itself, for `fedncv watch`
 ACCURACY = "accuracy"  # the only score shown in percent and compared with the label prior
+LEDGER = "privacy.jsonl"  # what each round spends of a privacy budget
 MODEL = "model.safetensors"  # written by `fedncv export`
 
 LOWER_IS_BETTER = ("log_loss", "brier", "ece", "rmse", "mae")  # of the built-in metrics
@@ -35,6 +36,7 @@ LOWER_IS_BETTER = ("log_loss", "brier", "ece", "rmse", "mae")  # of the built-in
 ROW_BEGINS = b'{"round": '
 PER_CLIENT = "_clients"  # suffix of a metric that is a list with one number per client
 STANDARD_ERROR = "_standard_error"  # suffix of a score's standard error, if a sample of the clients was scored
+UNSEEN = "unseen_"  # before the name of a score or metric of clients that never train
 NO_NUMBERS = {  # other values that are not numbers; dictionaries hold a federation's reasons by client
     "failed": str, "stopped": str, "score_name": str, "skipped": list, "sizes": list, "counted": list, "absent": list,
     "barred": dict, "refused": dict, "clipped": dict,
@@ -122,6 +124,12 @@ class Run(NamedTuple):
         """The sample of clients that was scored; None if all were."""
         clients, of = self.last("scored_clients"), self.last("scored_of")
         return None if clients is None or of is None else Sample(len(clients), of)
+
+    @property
+    def scorers(self) -> str:
+        """How many clients of a federation told the latest score, in words; empty for a simulation."""
+        by, among = self.last("before_by"), self.last("scored_among")
+        return "" if by is None or among is None else f"scored by {by} of {among} clients"
 
     def last(self, name: str) -> Any:
         """Return the latest value of a metric, or None."""
@@ -444,7 +452,13 @@ def sampling_error(runs: list[Run], name: str) -> float | None:
 
 
 def samples_of(runs: list[Run]) -> str:
-    """Return how many clients were scored, in words; empty if all were, in all runs."""
+    """Return how many clients were scored, in words; empty if all were, in all runs.
+
+    In a federation, it is those that agreed to tell their scores.
+    """
+    told = list(dict.fromkeys(run.scorers for run in runs))
+    if any(told):
+        return ", or ".join(words or "by all clients" for words in told)
     found = dict.fromkeys(run.sample for run in runs)
     words = ", or on ".join(f"{each.scored:,} of {each.of:,} clients" for each in found if each is not None)
     return f"scored on {words}{', or on all clients' if None in found else ''}" if words else ""
@@ -479,6 +493,24 @@ def code_words(config: RunConfig, functions: list[str]) -> str:
     return " ".join(f"{short_name(name)} {f'#{mark}' if mark else 'unknown'}" for name, mark in marks.items())
 
 
+def privacy_of(runs: list[Run]) -> dict[str, str]:
+    """Return method -> its guarantee in words, for those with differential privacy."""
+    found = {}
+    for name, group in by_method(runs).items():
+        if any(run.last("delta") is not None for run in group):
+            spent = [run.last("epsilon") for run in group]
+            largest = None if None in spent else max(spent)
+            found[name] = (
+                "no differential privacy, because there is no noise"
+                if largest is None
+                else f"epsilon {largest:.4g} at delta {group[0].last('delta'):g}, for a client as a whole"
+            )
+    return found
+
+
+_STANDARD_ERROR = "; s.e. is the standard error that this sample causes"
+
+
 def notes_on(runs: list[Run]) -> list[str]:
     """Return lines about the settings that not all runs share, runs that repeat others, and runs that were extended."""
     extended: dict[Extension, list[Path]] = {}
@@ -488,8 +520,9 @@ def notes_on(runs: list[Run]) -> list[str]:
     words = [f"{name} ({', '.join(filter(None, values.values()))})" for name, values in differing(runs).items()]
     sampled = samples_of(runs)
     return [
-        *[f"note: {sampled}; s.e. is the standard error that this sample causes"] * bool(sampled),
+        *[f"note: {sampled}{_STANDARD_ERROR * any(run.sample for run in runs)}"] * bool(sampled),
         *[f"note: these runs differ in {', '.join(words)}"] * bool(words),
+        *(f"note: {name}: {words}" for name, words in privacy_of(runs).items()),
         *(f"note: {run.folder} repeats {other.folder} and is not counted" for run, other in repetitions(runs)),
         *(
             f"note: {first}{f' and {len(others)} more were' if others else ' was'} planned with {planned} rounds and "
@@ -512,7 +545,7 @@ def metrics_of(runs: list[Run]) -> list[str]:
     clients in that mean) and before_NAME_clients; the same with after_.
     """
     end = "_defined"
-    names = [key for run in runs for row in run.rows for key in row if key.endswith(end)]
+    names = [key for run in runs for row in run.rows for key in row if key.endswith(end) and not key.startswith(UNSEEN)]
     return list(dict.fromkeys(name.removesuffix(end).partition("_")[2] for name in names))
 
 

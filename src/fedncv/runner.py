@@ -15,17 +15,18 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from fedncv import heartbeat, termination
+from fedncv import heartbeat, ledger, termination
 from fedncv.config import RunConfig
 from fedncv.data import holdings, prior_accuracy
-from fedncv.engine import gradients
+from fedncv.engine import budget, gradients
 from fedncv.engine.arithmetic import arithmetic
 from fedncv.engine.choose import common, engine_for
-from fedncv.engine.evaluate import sampled
+from fedncv.engine.evaluate import groups, sampled
 from fedncv.engine.problem import DivergedError, Problem, State, build
 from fedncv.engine.protocol import Engine
 from fedncv.engine.sequential import one_thread
 from fedncv.export import export
+from fedncv.notes import note
 from fedncv.objects import again, check_code
 from fedncv.observatory import at_model
 from fedncv.probe import find_probe
@@ -60,6 +61,7 @@ class LiveRun:
             self._journal = Journal(
                 self.folder, self.problem.config, self.state, constants=model.constants_mark,
                 samples=samples_mark(self.problem), order=model.layout.order,
+                graph="" if self.problem.topology is None else self.problem.topology.mark,
             )  # fmt: skip
 
     @property
@@ -88,7 +90,8 @@ class LiveRun:
         if self._journal is not None:
             config = self.problem.config
             held = holdings(self.problem.dataset, *self.problem.clients)
-            words = {"data": config.data, "partition": config.partition, "seed": config.seed}
+            words: Row = {"data": config.data, "partition": config.partition, "seed": config.seed}
+            words |= {"unseen": config.unseen} if config.unseen else {}
             self._journal.begin(engine, layers, why, words | held)
         if self.folder is not None:
             self._heart = heartbeat.Heart(self.folder)
@@ -105,6 +108,23 @@ class LiveRun:
                 self._journal.checkpoint()
         if self._heart is not None:
             self._heart.beat()
+
+    def charge(self) -> None:
+        """Write what the next round spends of the privacy budget to the ledger; stop if the budget does not last."""
+        problem, state = self.problem, self.state
+        privacy = problem.method.privacy
+        if privacy is None:
+            return
+        entry = budget.entry(problem, state)
+        if privacy.epsilon < math.inf and budget.spent(problem, state, state.round + 1) > privacy.epsilon:
+            now, then = (budget.spent(problem, state, state.round + more) for more in (0, 1))
+            self.stop(
+                f"the privacy budget is spent: epsilon {now:.4g} of {privacy.epsilon:g} after {state.round} rounds; "
+                f"one more would make it {then:.4g}"
+            )
+            self.end_early()
+        elif self.folder is not None:
+            ledger.charge(self.folder, entry)
 
     def fail(self, error: DivergedError) -> None:
         self.error = error
@@ -208,12 +228,20 @@ def _train(engine: Engine, runs: list[LiveRun], on_round: OnRound | None) -> Non
                 run.begin(engine.name, layers, engine.why)
             if config.probe:
                 gradients.check(engine.problems[0])
+            for said in dict.fromkeys(budget.words(run.problem, run.state) for run in live if not run.rows):
+                if said:
+                    note(said)
             if not live[0].rows:
                 rows = [{"round": 0} | sampled(run.problem) | floor(run.problem) for run in live]
                 _complete(engine, live, [run.state for run in live], rows, time.perf_counter(), on_round)
                 engine, live = _still_live(engine, live)
             while live and live[0].state.round < config.rounds:
                 termination.check()
+                for run in live:
+                    run.charge()
+                engine, live = _still_live(engine, live)
+                if not live:
+                    break
                 began = time.perf_counter()
                 settled = engine.run_rounds([run.state for run in live])
                 for run, outcome in zip(live, settled, strict=True):
@@ -284,16 +312,21 @@ def measure(engine: Engine, config: RunConfig, states: list[State]) -> list[Row]
 def floor(problem: Problem) -> Row:
     """Return the accuracy of predicting each client's majority class, or the score's name if it is not an accuracy.
 
-    It is that of the clients that are scored.
+    It is that of the clients that are scored; there is another one for clients that never train.
     """
     if problem.task.score_name != ACCURACY:
         return {"score_name": problem.task.score_name}
     labels = problem.dataset.y
     if labels.is_floating_point() or labels.dim() != 1:
         return {}
-    clients = problem.clients if problem.sample is None else problem.clients.only(problem.sample)
-    accuracy = prior_accuracy(labels.cpu().numpy(), clients, problem.dataset.num_classes)
-    return {} if math.isnan(accuracy) else {"label_prior": accuracy}
+    row: Row = {}
+    for group in groups(problem):
+        clients = problem.clients
+        if len(group.ids) < len(clients.train):
+            clients = clients.only(group.ids)
+        accuracy = prior_accuracy(labels.cpu().numpy(), clients, problem.dataset.num_classes)
+        row |= {} if math.isnan(accuracy) else {f"{group.prefix}label_prior": accuracy}
+    return row
 
 
 # ---- runs in folders -------------------------------------------------------------------------------------

@@ -3,8 +3,9 @@
     config.toml         all settings, including the defaults
     metrics.jsonl       one row per round, append-only, without clock times: equal runs give equal bytes
     timing.jsonl        the duration of each round, the layers it was trained in, and when more rounds were planned
-    machine.jsonl       date, machine, versions, engine and layers, a line for every start and resume
+    machine.jsonl       date, machine, versions, engine, layers and resolved method, a line for every start and resume
     partition.json      samples of each class at each client, for the report; of a study it is in the column's folder
+    privacy.jsonl       with differential privacy, what each round spends: written before the round (ledger.py)
     status.json         what the training process last said of itself, for `fedncv watch`; no result depends on it
     state.safetensors   the latest checkpoint: written to a new file, flushed, renamed; no pickle is ever loaded
     rows-*.bin          rows of clients, if they are stored on disk; the checkpoint names those it refers to
@@ -45,6 +46,7 @@ from fedncv.config import (
     write_toml,
 )
 from fedncv.data import DATASETS
+from fedncv.engine import budget
 from fedncv.engine.problem import Problem, State, keeps, start
 from fedncv.files import NEW, checksum, open_here, records, sealed, sweep, truncate
 from fedncv.files import write_atomically as replace_file
@@ -57,6 +59,7 @@ from fedncv.objects import code_changes
 from fedncv.portable import LockedError, lock
 from fedncv.results import (
     CONFIG,
+    LEDGER,
     LOCK,
     MACHINE,
     METRICS,
@@ -146,6 +149,7 @@ def create(folder: Path, config: RunConfig, *, overwrite: bool = False) -> None:
             MACHINE,
             STATUS,
             PARTITION,
+            LEDGER,
             MODEL,
         ):  # replaced below: it is a run at every moment
             (folder / name).unlink(missing_ok=True)
@@ -214,12 +218,12 @@ class Journal:
 
     def __init__(
         self, folder: Path, config: RunConfig, state: State, *, constants: float = 0.0, samples: str = "",
-        order: str = "",
+        order: str = "", graph: str = "",
     ) -> None:  # fmt: skip
         hold(folder)
         self._folder, self._config = folder, config
         # of the model and of the user's own data, which no checkpoint holds
-        marks = {"constants": constants, "samples": samples, "order": order}
+        marks = {"constants": constants, "samples": samples, "order": order, "graph": graph}
         self._marks = {name: mark for name, mark in marks.items() if mark}
         self._layers: dict[str, str] = {}  # empty for a federation of real machines
         self._before = str(checkpoint(folder).get("layers", ""))
@@ -255,6 +259,7 @@ class Journal:
         now = datetime.now(UTC).isoformat(timespec="seconds")
         words = {"date": now, "round": self._complete[0].round, "engine": engine, "layers": layers}
         words |= {"why": why} if why else {}
+        words["method"] = _in_full(self._config.method)  # with every knob, also those of its parts and defaults
         append(self._folder, MACHINE, sealed(words | {"device": self._config.device} | facts(self._config.device)))
         if not any((folder / PARTITION).exists() for folder in (self._folder, self._folder.parent)):
             write_atomically(self._folder / PARTITION, json.dumps(sealed(partition)).encode(), name="partition")
@@ -349,6 +354,12 @@ def load_state(folder: Path, problem: Problem, *, runs: int = 1) -> State:
             f"{folder} was started with other samples than {problem.config.data!r} gives now "
             f"(#{header['samples']}, now #{mark}): a file was changed, or a function draws without a seed; "
             "restore the data, or repeat the run with --overwrite"
+        )
+    graph = "" if problem.topology is None else problem.topology.mark
+    if header.get("graph", "") != graph:
+        raise ValueError(
+            f"{folder} was started with another graph than {problem.config.topology!r} gives now; restore that file, "
+            "or repeat the run with --overwrite"
         )
     _check_metrics(folder, header)
     if metrics.exists():
@@ -477,6 +488,8 @@ def _check_rounds(folder: Path, done: int, planned: int, problem: Problem) -> No
                 f"{config.rounds} rounds, round {t} would have had {now / before:.3g} times its learning rate; "
                 "start another run"
             )
+    if done:
+        budget.refuse_more(problem, planned)
     if done and _at_start(problem, planned) != _at_start(problem, config.rounds):
         raise ValueError(
             f"{folder} was planned with {planned} rounds, and {short_name(config.method)} depends on that number; "

@@ -26,6 +26,12 @@ def tree_map(function: Callable[..., Any], *trees: Tree) -> Tree:
     return first
 
 
+def tree_map_named(function: Callable[[str, Tensor], Any], tree: Tree) -> Tree:
+    """Apply ``function`` to the name and the tensor of every leaf; the name is the last one of its path."""
+    names = iter([path.rpartition(".")[2] for path, leaf in leaves(tree) if isinstance(leaf, Tensor)])
+    return tree_map(lambda tensor: function(next(names), tensor), tree)
+
+
 def stack(trees: list[Tree]) -> Tree:
     """Stack many trees of one form to one tree with a leading axis."""
     return tree_map(lambda *tensors: torch.stack(tensors), *trees)

@@ -13,6 +13,7 @@ import pytest
 from fedncv import catalogue
 from fedncv.cli import COMMANDS, completion, main
 from fedncv.cli.federation import ACTIONS
+from fedncv.studies import STUDIES
 
 ROOT = Path(__file__).parents[2]
 METHODS, SWITCHES = list(catalogue.methods()), list(catalogue.switches())
@@ -79,7 +80,7 @@ def test_bash_offers_commands_options_and_names(offered):
         "fedncv run --metrics f1_macro au": ["auroc"],
         "fedncv run --rounds ": [],
         "fedncv run --config mi": ["mine.toml"],
-        "fedncv study ": ["table1", "fig1", "fig2", "fig3", "table2", "ablation", "robustness", "smoke"],
+        "fedncv study ": list(STUDIES),
         "fedncv study table1 --datasets cifar10 cif": ["cifar10", "cifar100"],
         "fedncv study --config mi": ["mine.toml"],
         "fedncv study --seeds 2 tab": ["table1", "table2"],

@@ -14,7 +14,7 @@ from fedncv.study import FILE, read_study
 QUICK = ["--model", "mlp", "--clients", "5", "--per-round", "2", "--rounds", "1", "--epochs", "1"]
 OTHER = Settings(
     data="synthetic:clients=9,samples=40", data_dir="/data", partition="iid", stream="arrivals:start=0.5,rate=0.1",
-    clients=9, test_share=0.125, model="mlp", rounds=3, per_round=4, sampling="available", availability=0.3,
+    clients=9, unseen=0.3, test_share=0.125, model="mlp", rounds=3, per_round=4, sampling="available", availability=0.3,
     dropout=0.1, stragglers=0.2, epochs=2, batch_size=7, lr=1e-5, schedule="cosine:floor=0.1",
     optimizer="adamw:beta1=0.8", weight_decay=1e-3, buffers="personal", eval_every=3, after_every=2, eval_clients=4,
     metrics=("f1_macro", "ece"), probe="every=2", checkpoint_every=5, rows="disk", diverged="skip", dtype="float64",

@@ -82,7 +82,7 @@ def test_tuning_is_frozen_before_the_reported_seeds_begin(tmp_path, capsys):
     assert study(out, "--seeds", "1", "--tune") == 2  # another grid after the fact
     assert "another protocol (tuning" in capsys.readouterr().err
     assert main(["report", str(out)]) == 0
-    assert "Learning rates, tuned" in (out / "report.html").read_text()
+    assert "All 4 trials" in (out / "report.html").read_text()
 
 
 @pytest.mark.parametrize(("words", "rates"), [([], {"fedper": 0.03}), (["--lr", "0.2"], {}), (["--tune"], {})])
@@ -112,7 +112,8 @@ def test_a_dry_run_says_what_it_costs_and_leaves_nothing(tmp_path, capsys, monke
     monkeypatch.setenv("FEDNCV_DATA", str(tmp_path / "none"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    words = ["--methods", "fedavg", "--seeds", "2", "--dry-run", "--tune", "--tuning-seeds", "1"]
+    words = ["--methods", "fedavg", "--seeds", "2", "--dry-run", "--tune", "--tuning-trials", "3"]
+    words += ["--tuning-seeds", "1"]
     assert main(["study", "smoke", *QUICK, *words]) == 0
     text = capsys.readouterr().out
     assert "2 runs, 3 more for tuning" in text
@@ -288,3 +289,45 @@ def test_tensorboards_events_lie_in_the_runs(tmp_path):
     pytest.importorskip("tensorboard")
     assert study(tmp_path / "study", "--seeds", "1", "--tensorboard") == 0
     assert list((tmp_path / "study/digits/fedavg-seed0/tensorboard").glob("events*"))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--tuned-on", "digits"], "--tuned-on digits needs --tune"),
+        (["--tune", "--tuning-lr", "0.1", "--tuning-trials", "4"], "leave it or --tuning-trials out"),
+        (["--tune", "--tuning-trials", "0"], "--tuning-trials must be at least 1, not 0"),
+        (
+            ["--tune", "--tuning-rounds", "-1"],
+            "--tuning-rounds must be at least 1, or 0 for the study's rounds, not -1",
+        ),
+        (["--tune", "--tuning-seeds", "0"], "--tune needs at least one trial"),
+        (["--tune", "--tuned-on", "digit"], "unknown column in --tuned-on 'digit'; did you mean 'digits'"),
+        (["--seeds", "0"], "--seeds, the number of seeds, must be at least 1, not 0"),
+    ],
+)
+def test_a_budget_that_cannot_be_is_refused_in_one_line(tmp_path, capsys, words, said):
+    assert study(tmp_path / "study", *words) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "study").exists()
+
+
+def test_table_1_has_its_own_seeds_and_transfers_unless_seeds_are_asked_for():
+    named = STUDIES["table1"]()
+    default = Arguments(**vars(named.settings) | {"clients": (100,), "data": ""}, name="table1", seeds=0,
+                        datasets=("cifar10", "fashion_mnist", "mnist"), methods=("fedavg",))  # fmt: skip
+
+    def asked(*words):
+        return _asked(named, parse(Arguments, ["table1", *words], command="study", default=default))
+
+    plain = asked("--tune")
+    assert {data: len(plain.seeds_of(data)) for data in plain.datasets} == {
+        "cifar10": 10, "fashion_mnist": 5, "mnist": 5,
+    }  # fmt: skip
+    assert plain.tuning.on == ("mnist=fashion_mnist",)  # CIFAR-100 is not among these
+    assert (plain.tuning.trials, plain.tuning.grid) == (8, ())
+    assert asked("--tune", "--tuned-on", "cifar10").tuning.on == ("cifar10",)
+    assert len(asked("--seeds", "10").seeds_of("mnist")) == 10
+    assert asked("--tune", "--tuning-lr", "0.1").tuning.names == ["lr-0.1"]

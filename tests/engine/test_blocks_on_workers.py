@@ -83,6 +83,17 @@ def test_the_numbers_do_not_depend_on_the_workers_and_are_those_of_the_sequentia
         same((gradients[j],), (of_run(problem, states[j]),))
 
 
+@pytest.mark.parametrize("name", ["fedrep", MIXING])
+def test_clients_that_never_train_are_scored_on_workers_too(name, fake):
+    problem = tiny(name, unseen=0.25, per_round=2, **BLOCK)
+    fake(3)
+    (state,), _, ((before,), (after,), (gradients,)) = rounds([problem], 2)
+    assert "unseen_after" in after
+    close_rows(before, evaluate.before(problem, state), atol=0)
+    close_rows(after, evaluate.after(problem, state), atol=0)
+    same((gradients,), (of_run(problem, state),))
+
+
 @pytest.mark.parametrize("name", ["fedavg+average:share=1.0", "scaffold"])
 def test_personal_statistics_and_rows_on_disk_come_back_to_their_clients(name, fake):
     problem = tiny(name, **BLOCK, buffers="personal", rows="disk")

@@ -31,7 +31,14 @@ def same(tree, other):
 
 
 @pytest.mark.parametrize(
-    "name", ["fedavg", "scaffold", "fedrep", pytest.param("moon", marks=pytest.mark.slow), FULL_FEDNCV]
+    "name",
+    [
+        *("fedavg", "scaffold", "fedrep", FULL_FEDNCV),
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("moon", "ditto", "knnper", "fedavg+finetune:lr=0.01")
+        ),
+    ],
 )
 def test_rounds_and_scores_have_the_bits_of_the_sequential_engine(name):
     problems = [tiny(name, seed=seed, **HARD) for seed in (0, 1)]

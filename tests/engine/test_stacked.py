@@ -24,8 +24,20 @@ from fedncv.methods.base import Phase
 from fedncv.tree import leaves
 
 NAMES = [*METHODS, FULL_FEDNCV]
-ALIKE = ("fedadam", "fedyogi", "fedadagrad", "fedavgm", "fedexp", "fedstale", "mifa", "fedadp", "fat_clipping_pr")
-"""Their clients are those of FedAvg and their servers run the same code in every engine: in `make test-all`."""
+ALIKE = (
+    "fedadam",
+    "fedyogi",
+    "fedadagrad",
+    "fedavgm",
+    "fedexp",
+    "fedstale",
+    "mifa",
+    "fedadp",
+    "fat_clipping_pr",
+    "fedbabu",
+)
+"""Their clients are those of FedAvg, or of FedRep without the head's part, and their servers run the same code in every
+engine: in `make test-all`."""
 FEW = ("fedavg", FULL_FEDNCV, "scaffold", "fedrep")  # plain, rows, state, phases
 few_methods = pytest.mark.parametrize(
     "name", [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]

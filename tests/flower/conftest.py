@@ -97,7 +97,9 @@ class HandMade:
         return [int(path.name) for path in (self.folder / "clients").iterdir()]
 
     def push_messages(self, messages):
-        from fedncv.flower.client import answer, client_of, count_samples, train_round
+        from fedncv.flower.client import client_of, count_samples, train_round
+        from fedncv.flower.client_app import respond
+        from fedncv.flower.scoring import score_round
         from fedncv.flower.secure_client import Here, answer_stage
 
         ids = []
@@ -105,14 +107,17 @@ class HandMade:
             self.number += 1
             message.metadata.__dict__["_message_id"] = str(self.number)
             u = message.metadata.dst_node_id - 1000
-            handle = count_samples if message.metadata.message_type == "query" else train_round
+            handles = {"query": count_samples, "train": train_round, "evaluate": score_round}
+            handle = handles[message.metadata.message_type.partition(".")[0]]
             mine = self.folder / "clients" / str(u)
-            if message.metadata.message_type.endswith(".secure"):
-                here = Here(u, self.run, mine, self.study, self.secure)
-                reply = answer(answer_stage, lambda here=here: here, message)
-            else:
-                make = lambda u=u, mine=mine: client_of(self.study, self.run, u, mine, self.secure)  # noqa: E731
-                reply = answer(handle, make, message)
+            secure = message.metadata.message_type.endswith(".secure")
+
+            def make(u=u, mine=mine, secure=secure):
+                if secure:
+                    return Here(u, self.run, mine, self.study, self.secure)
+                return client_of(self.study, self.run, u, mine, self.secure)
+
+            reply = respond(answer_stage if secure else handle, make, message, folder=mine, run=self.run)
             self.sent.append((u, message, reply))
             group = message.metadata.group_id
             replies = [reply] if self.spoil is None else self.spoil(u, group, message, reply)
@@ -178,7 +183,7 @@ class Live:
     def __init__(self, folder, config):
         self.folder, self.config = folder, config
 
-    def run(self, name, *, seconds=240.0, **changes):
+    def run(self, name, *, seconds=600.0, **changes):
         """Begin a run and wait for it: the server's state at its end."""
         self.begin(name, **changes)
         return self.finish(name, seconds=seconds)
@@ -188,7 +193,7 @@ class Live:
 
         coordinator.create(self.folder, name, replace(self.config, **changes), secure)
 
-    def finish(self, name, *, seconds=240.0, **options):
+    def finish(self, name, *, seconds=600.0, **options):
         from fedncv.flower import coordinator
 
         coordinator.follow(self.folder, name, seconds=seconds, **options)
@@ -250,7 +255,7 @@ class Live:
 
         return read_rows(self.folder / "server" / "runs" / name)
 
-    def wait(self, what, *, seconds=120.0, every=0.1):
+    def wait(self, what, *, seconds=600.0, every=0.1):
         """Until ``what()`` is true."""
         deadline = time.monotonic() + seconds
         while not (value := what()):
@@ -294,7 +299,7 @@ def live(tmp_path_factory):
         folders.init(folder, config, host="127.0.0.1", port=0, listen="127.0.0.1")
         federation = Live(folder, config)
         made.append(federation)
-        processes.up(folder, seconds=180.0)
+        processes.up(folder, seconds=600.0)
         return federation
 
     yield start

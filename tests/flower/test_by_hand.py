@@ -10,16 +10,17 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedncv[flower]'")
 
 import torch
-from federations import FULL_FEDNCV, full_fedncv, model_of
+from federations import FULL_FEDNCV, ROBUST, full_fedncv, model_of
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from safetensors.torch import load_file
 
 from fedncv.cli import main
+from fedncv.config import RunConfig
 from fedncv.engine import evaluate
 from fedncv.engine.problem import build, start
 from fedncv.export import export
 from fedncv.flower import server
-from fedncv.flower.halves import Up, check_constants
+from fedncv.flower.halves import Up, check, check_constants
 from fedncv.flower.rules import Rules, accept
 from fedncv.flower.wire import ARRAYS, ASK, STYPE, WireError
 from fedncv.methods import METHODS, fedavg, find_method
@@ -34,7 +35,13 @@ def config(tools):
     return replace(tools.config, clients=3, per_round=2, rounds=ROUNDS, epochs=1)
 
 
-@pytest.mark.parametrize("method", [*METHODS, FULL_FEDNCV])
+SERVERLESS = ("d2", "relaysgd")
+WITH_SERVER = [name for name in (*METHODS, FULL_FEDNCV) if name not in SERVERLESS]
+
+
+@pytest.mark.parametrize(
+    "method", [*WITH_SERVER, ROBUST[1], *(pytest.param(name, marks=pytest.mark.slow) for name in ROBUST[2:])]
+)
 def test_every_method_has_the_sequential_engine_s_bits_and_sends_only_what_it_declares(method, by_hand, tools, config):
     """Requests: the method's down, numbers of rounds, what must be equal. Replies: the declared fields of up."""
     config = replace(config, method=method)
@@ -56,6 +63,17 @@ def test_every_method_has_the_sequential_engine_s_bits_and_sends_only_what_it_de
         assert {name.rpartition(".")[2] for name in sent} == declared
         assert len(sent) == len(declared)
         assert all(array.stype == STYPE for array in reply.content[ARRAYS].values())
+
+
+@pytest.mark.parametrize("method", SERVERLESS)
+def test_methods_for_federations_without_a_server_are_refused(method):
+    with pytest.raises(ValueError, match=f"{method} is for federations without a server"):
+        check(RunConfig(method=method, clients=4, per_round=4))
+
+
+def test_a_topology_is_refused():
+    with pytest.raises(ValueError, match="topology is 'ring': Flower's clients talk to its server alone"):
+        check(RunConfig(topology="ring", per_round=100))
 
 
 def test_frozen_weights_stay_where_they_are_and_are_compared(by_hand, tools, config):

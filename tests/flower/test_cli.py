@@ -40,9 +40,12 @@ def test_init_writes_a_part_for_each_machine(tmp_path, capsys):
     assert sorted(p.name for p in (folder / "clients" / "1").iterdir()) == [
         "ca.crt",
         "client.toml",
+        "compose.yaml",
         "data",
+        "fedncv-client.service",
         "node.key",
         "node.pub",
+        "rules.toml",
     ]
 
 

@@ -1,5 +1,6 @@
 """The code in docs/federation.md runs, and its tables say what the code does."""
 
+import json
 import re
 from dataclasses import fields
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedncv[flower]'")
 
 from fedncv.cli.federation import ACTIONS
+from fedncv.flower.consent import ClientRules
 from fedncv.flower.rules import Rules
 from fedncv.flower.samples import read
 
@@ -30,6 +32,13 @@ def test_every_rule_is_explained_with_its_default():
         value = getattr(Rules(), field.name)
         said = "none" if value in ({}, []) else f"{value:,g}" if isinstance(value, float) else value
         said = f"{said:,}" if isinstance(said, int) else said
+        assert f"| `{field.name}` | {said} |" in TEXT
+
+
+def test_every_rule_of_a_client_is_explained_with_its_default():
+    for field in fields(ClientRules):
+        value = getattr(ClientRules(), field.name)
+        said = f"`{json.dumps(value)}`" if isinstance(value, list) else str(value).lower()
         assert f"| `{field.name}` | {said} |" in TEXT
 
 

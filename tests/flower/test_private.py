@@ -142,17 +142,17 @@ def test_a_task_s_token_is_in_a_file_and_not_in_the_command_line(tmp_path, monke
 # ---- what the server is told ------------------------------------------------------------------------------
 
 
-def answered(context_or_error, monkeypatch, *, handler=client_app.query):
-    """Return code and words of the reply if making the client fails."""
-    if isinstance(context_or_error, Exception):
+def answered(context, monkeypatch, *, error=None, handler=client_app.query):
+    """Return code and words of the reply if making the client fails, with ``error`` if there is one."""
+    if error is not None:
 
         def fail(_context):
-            raise context_or_error
+            raise error
 
         monkeypatch.setattr(client_app, "client_in", fail)
     message = Message(RecordDict(), 1, "query")
     message.metadata.__dict__["_message_id"] = "1"
-    reply = handler(message, context_or_error)
+    reply = handler(message, context)
     assert list(reply.content) == ["refusal"]
     return dict(reply.content["refusal"])
 
@@ -170,9 +170,12 @@ def answered(context_or_error, monkeypatch, *, handler=client_app.query):
         (KeyError("/home/ann"), "failed", ""),
     ],
 )
-def test_an_exception_becomes_a_code_and_its_text_stays_here(error, code, said, monkeypatch, caplog, as_a_task):
-    for handler in (client_app.query, client_app.train):
-        assert answered(error, monkeypatch, handler=handler) == {"code": code, "said": said}
+def test_an_exception_becomes_a_code_and_its_text_stays_here(
+    error, code, said, tmp_path, monkeypatch, caplog, as_a_task
+):
+    context = SimpleNamespace(node_config={"client": 0, "folder": str(tmp_path)}, run_config={"run": "first"})
+    for handler in (client_app.query, client_app.train, client_app.evaluate):
+        assert answered(context, monkeypatch, error=error, handler=handler) == {"code": code, "said": said}
     assert "/home/ann" in caplog.text
 
 

@@ -108,7 +108,7 @@ def test_stacked_clients_get_what_they_get_alone():
     def answers(x, y, buffers_R, *, stacked):
         ask = Ask(
             problem.model, problem.task, buffers_R,
-            client=problem.client(0), round=0, key=key_for(0, "test"), num_batches=1, stacked=stacked,
+            client=problem.client(0), round=0, key=key_for(0, "test"), num_batches=1, batch_size=4, stacked=stacked,
         )  # fmt: skip
         g_P = ask.grad(x_P, Batch(x, y, torch.ones(4, dtype=x.dtype), 0))
         return g_P, ask.notes.value, ask.notes.buffers_R

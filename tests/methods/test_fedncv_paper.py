@@ -59,7 +59,7 @@ def test_likelihood_weights_follow_the_models_own_probabilities():
 
     def ask():
         like = problem.ask(0, arrival.buffers_R, 0)
-        known = {"client": like.client, "round": 0, "key": like.key, "num_batches": like.num_batches}
+        known = {"client": like.client, "round": 0, "key": like.key, "num_batches": like.num_batches, "batch_size": 5}
         # in training mode BatchNorm would let samples see each other
         return Ask(problem.model, problem.task, arrival.buffers_R, mode="eval", **known)
 

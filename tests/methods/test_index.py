@@ -32,7 +32,7 @@ def test_titles_are_written_for_people():
 
 
 def test_knobs_are_read_from_the_config():
-    option, server_lr = knobs(ScaffoldConfig)
+    option, server_lr, _ = knobs(ScaffoldConfig)
     assert (option.kind, option.default) == ("I or II", "II")
     assert (server_lr.name, server_lr.kind, server_lr.default) == ("server_lr", "float", "1.0")
     assert server_lr.meaning.startswith("Server step, above 0")

@@ -58,7 +58,7 @@ def path(problem, orders):
         for number in order:
             ask = Ask(
                 problem.model, problem.task, here.buffers_R, client=opening.client, round=0, key=opening.key,
-                num_batches=opening.num_batches, phase=phase,
+                num_batches=opening.num_batches, batch_size=opening.batch_size, phase=phase,
             )  # fmt: skip
             rows = problem.dataset.y[4 * number : 4 * number + 4]
             batch = Batch(torch.zeros(len(rows), 1).double(), rows, torch.ones(len(rows)).double(), number)

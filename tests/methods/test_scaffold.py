@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from federations import quadratics, tiny, train, vector
+from federations import model_of, quadratics, tiny, train, vector
 from torch.testing import assert_close
 
 from fedncv.engine.problem import Kept, start
@@ -92,3 +92,32 @@ def test_with_momentum_the_mean_gradient_counts_gradients_as_often_as_they_are_u
 def test_a_server_step_of_zero_is_refused():
     with pytest.raises(ValueError, match="server_lr must be above 0 and finite, not 0"):
         find_method("scaffold:server_lr=0")
+
+
+def test_with_samples_as_weights_c_is_the_clients_mean_by_samples():
+    """One of three clients a round: the absent ones count with what they have, each by its samples."""
+    problem = quadratics(
+        "scaffold:weights=samples", a=(1.0, 4.0, 2.0), b=(0.0, 1.0, 3.0), sizes=[1, 3, 2], steps=3, batch_size=4
+    )
+    n_U = problem.federation.sizes_N.to(problem.dtype)
+    state = train(problem, ids=[1], rounds=2)
+    assert_close(state.server.c_P, own(state)[:1] * n_U[1] / n_U.sum())
+    state = train(problem, ids=[0, 2], state=state)
+    assert_close(state.server.c_P, (n_U @ own(state) / n_U.sum())[None])
+
+
+def test_with_samples_as_weights_the_model_moves_by_the_mean_by_samples():
+    """Sizes 1 and 3: y_u = 5 - 0.05 (g_u - c_u + c), and x moves by 0.05 (4.3 + 3 * 18.3) / 4."""
+    problem = quadratics("scaffold:weights=samples", sizes=[1, 3], steps=1, batch_size=4)
+    state = train(problem, state=begun(problem, c=0.3, c_u=(1.0, -2.0)))
+    assert_close(state.server.x_P, vector(5 - 0.05 * (4.3 + 3 * 18.3) / 4))
+
+
+def test_with_samples_as_weights_it_is_drift_at_the_clients_once_all_have_been_seen():
+    """With equal c_u and c_bar both correct alike: two rounds from the same memory end at one model."""
+    texts = ("scaffold:weights=samples", "fedavg+drift:memory=clients")
+    ends = []
+    for text in texts:
+        problem = quadratics(text, sizes=[1, 3], steps=2, batch_size=4)
+        ends.append(model_of(train(problem, rounds=6)))
+    assert_close(*ends)

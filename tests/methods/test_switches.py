@@ -174,10 +174,12 @@ def test_the_offset_of_predictions_by_hand():
     own_C = vector(1.0, 2.0, 3.0)
     bare, shifting = fedavg(), fedavg()._replace(predict=lambda _ask, y_P, _down, _own: Prediction(y_P, None, own_C))
     ask = SimpleNamespace(client=SimpleNamespace(label_counts_C=vector(3.0, 0.0, 1.0)), buffers_R=None)
+    ask.replace = lambda prior_C: ask
     expected_C = 0.7 * (3 * vector(3.5, 0.5, 1.5) / 5.5).log()
     assert_close(with_prior(bare, config).predict(ask, None, None, ()).offset_C, expected_C)
     assert_close(with_prior(shifting, config).predict(ask, None, None, ()).offset_C, own_C + expected_C)
     unlabelled = SimpleNamespace(client=SimpleNamespace(label_counts_C=torch.zeros(4)), buffers_R=None)
+    unlabelled.replace = lambda prior_C: unlabelled
     assert torch.equal(with_prior(bare).predict(unlabelled, None, None, ()).offset_C, torch.zeros(4))
 
 

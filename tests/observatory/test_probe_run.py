@@ -156,7 +156,7 @@ def test_a_study_probes_its_runs_and_not_those_that_tune():
     study = made_up_study()
     study = replace(study, settings=replace(study.settings, probe="every=5"), tuning=Tuning())
     assert {cell.config.probe for cell in study.cells()} == {"every=5"}
-    assert {cell.config.probe for cell in study.tuning_cells("cifar10", "fedavg", 0.1)} == {""}
+    assert {cell.config.probe for cell in study.tuning_cells("cifar10", "fedavg", {"lr": 0.1}, "lr-0.1")} == {""}
 
 
 def test_runs_with_and_without_probes_are_of_one_study(tmp_path):

@@ -12,9 +12,9 @@ from made_up_runs import made_up_study, write_run, write_study
 import fedncv.report
 from fedncv.report.gather import gather, seconds
 from fedncv.report.repeat import again
-from fedncv.report.table import main_table
+from fedncv.report.table import main_table, to_latex
 from fedncv.report.write import write
-from fedncv.study import FILE, Tuning
+from fedncv.study import FILE, Tuning, to_toml
 
 
 @pytest.fixture
@@ -183,3 +183,35 @@ def test_the_report_imports_no_training_code():
     for path in Path(fedncv.report.__file__).parent.glob("*.py"):
         for name in re.findall(r"^\s*(?:from|import) (fedncv[\w.]*)", path.read_text(), flags=re.M):
             assert any(name == each or name.startswith(each + ".") for each in allowed), f"{path.name}: {name}"
+
+
+def test_runs_with_knobs_that_tuning_chose_go_by_the_method_as_it_is_named(tmp_path):
+    chosen = {"fedprox": {"method": "fedprox:mu=0.1", "weight_decay": 0.001}}
+    study = made_up_study(
+        methods=("fedavg", "fedprox"), tuning=Tuning(grid=(), trials=2), tuned={"cifar10": chosen},
+        lr={"cifar10": {"fedavg": 0.1, "fedprox": 0.3}},
+    )  # fmt: skip
+    (tmp_path / FILE).write_text(to_toml(study))
+    for cell in study.cells():
+        write_run(tmp_path / cell.folder, cell.config, 0.8)
+    results = gather(tmp_path)
+    assert (results.methods, results.missing) == (["fedavg", "fedprox"], [])
+    assert {run.folder.name for run in results.columns[0].runs["fedprox"]} == {f"fedprox-seed{k}" for k in range(3)}
+    cell = study.cells()[-1]
+    write_run(tmp_path / cell.folder, replace(cell.config, method="fedprox:mu=9"), 0.8)  # of another plan
+    results = gather(tmp_path)
+    assert "fedprox:mu=9" in results.methods
+    assert [each.name for each in results.missing] == ["fedprox seed 2"]
+
+
+def test_a_column_for_each_score_shows_the_one_that_its_settings_were_chosen_by(tmp_path):
+    study = made_up_study(methods=("fedavg", "fedncv"), tuning=Tuning(by="each"))
+    (tmp_path / FILE).write_text(to_toml(study))
+    for cell in study.cells():
+        write_run(tmp_path / cell.folder, cell.config, 0.8)
+    results = gather(tmp_path)
+    assert [column.title for column in results.columns] == ["CIFAR-10, tuned for before", "CIFAR-10, tuned for after"]
+    keys = [(column.name, metric) for column, metric in main_table(results).keys]
+    assert keys == [("cifar10/by-before", "before"), ("cifar10/by-after", "after")]
+    assert [column.prior() is not None for column in results.columns] == [True, True]
+    assert r"\multicolumn{1}{c}{CIFAR-10, tuned for after}" in to_latex(main_table(results))

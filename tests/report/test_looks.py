@@ -49,7 +49,7 @@ def test_the_page_has_the_colours_of_the_figures():
 
 def test_all_built_in_methods_look_different_and_the_same_in_every_set():
     everyone = looks(listed())
-    assert len(set(everyone.values())) == len(listed()) == 26
+    assert len(set(everyone.values())) == len(listed()) == 32
     assert {look.colour for method, look in everyone.items() if method in FIRST} == set(range(8))
     for some in (["fedavg", "moon"], ["moon", "my.code:mine", "fedavg"], list(listed())[::-3]):
         assert {m: look for m, look in looks(some).items() if m in everyone} == {
@@ -61,7 +61,7 @@ def test_other_methods_have_looks_of_their_own_whatever_the_order():
     some = ["fedavg", *(f"mine{i}" for i in range(20)), "fedavg+prior", "fedncv"]
     assert looks(some) == looks(some[::-1])
     assert len(set(looks(some).values())) == len(some)
-    few = looks(["fedavg", "ditto", "other", "third"])
+    few = looks(["fedavg", "another", "other", "third"])
     assert len({look.colour for look in few.values()}) == 4  # colours first, lines after
     assert len(looks([f"mine{i}" for i in range(50)])) == 50  # more than there are looks
 

@@ -81,10 +81,17 @@ def test_a_study_named_after_a_table_has_its_number_only_with_its_data(tmp_path)
 
 def test_own_things_go_by_their_short_names_and_longer_where_two_share_one(tmp_path):
     config = RunConfig(data="custom:breast cancer#1f0a2b", model="custom:net#222222", clients=4, per_round=2, rounds=4)
-    methods = ("fedavg", "my.code:mine:mu=1+prior", "custom:ditto#1f0a2b", "custom:ditto#2e0a2b", "a:twice", "b:twice")
+    methods = (
+        "fedavg",
+        "my.code:mine:mu=1+prior",
+        "custom:theirs#1f0a2b",
+        "custom:theirs#2e0a2b",
+        "a:twice",
+        "b:twice",
+    )
     results = gather(runs(tmp_path, config, methods))
     text = words_of(page_of(results).split("</header>")[1].split('id="repeat"')[0])
-    for name in ("FedAvg", "mine, mu 1 + prior", "ditto #1f0a2b", "ditto #2e0a2b", "a:twice", "b:twice"):
+    for name in ("FedAvg", "mine, mu 1 + prior", "theirs #1f0a2b", "theirs #2e0a2b", "a:twice", "b:twice"):
         assert f" {name} " in text
     for hidden in ("my.code", "custom:", "breast cancer#"):
         assert hidden not in text

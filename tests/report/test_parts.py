@@ -9,11 +9,14 @@ import re
 import pytest
 from made_up_runs import made_up_study
 
+from fedncv.comparison import Paired, holm
 from fedncv.config import Settings, write_toml
 from fedncv.report import parts
 from fedncv.report.findings import findings
 from fedncv.report.gather import gather
+from fedncv.report.series import Spent
 from fedncv.report.write import write
+from fedncv.results import PERCENT
 from fedncv.study import FILE, to_toml
 
 ONE = {
@@ -23,6 +26,7 @@ ONE = {
     "fedncv:tau=0": [(0.50, 0.65), (0.52, 0.67)],
     "fedncv:drift=off": [(0.75, 0.85), (0.79, 0.87)],
 }
+SPENT = Spent(*[3] * 5, None, 0.5, 0, None, None, None)
 VARIANCE = {"fedavg": [(8.0, 4.0), (12.0, 4.0)], "fedncv": [(1.0, 1.0), (3.0, 1.0)]}  # between, within
 
 
@@ -139,3 +143,22 @@ def test_where_it_is_never_behind_the_worst_is_the_least_ahead(tmp_path):
     scores = {"fedncv": [(0.90, 0.95), (0.92, 0.97)], "fedavg": [(0.8, 0.94), (0.82, 0.96)]}
     _, worst = findings(written(tmp_path, {"mnist": scores, "svhn": {m: scores[m] for m in scores}}))
     assert worst.startswith("At worst it is 1.00 points above FedAvg (95 %: +1.00 to +1.00): MNIST, after")
+
+
+def test_a_table_about_parts_has_one_for_each_column_and_holm_over_all_of_them(tmp_path):
+    more = {f"fedncv:{part}=off": ONE["fedncv:drift=off"] for part in ("even", "blend", "average")}
+    found = parts.tables(written(tmp_path / "two", {"mnist": ONE | more, "svhn": ONE | more}))
+    assert [title for title, _ in found] == ["MNIST", "SVHN"]
+    every = [p for _, rows in found for row in rows for p in row.adjusted if p == p]
+    plain = [gap.p for _, rows in found for row in rows for gap in row.against if gap]
+    assert every == holm(plain)
+    text = parts.to_markdown(gather(tmp_path / "two"))
+    assert text.count("## ") == 2
+    assert line(text.split("## ")[1], "FedAvg")[2] == "**−40.00**"
+
+
+def test_what_does_not_survive_holm_is_marked():
+    gap = Paired(-0.1, -0.19, -0.01, 0.04, 3)
+    row = parts.Part("fedavg", [None, None], [gap, gap], [None, None], SPENT, [0.04, 0.08])
+    before, after = [text for _, text in parts.cells(row, [row], PERCENT)][2:4]
+    assert (before, after) == ("−10.00 (−19.00 to −1.00)", "−10.00 (−19.00 to −1.00) °")

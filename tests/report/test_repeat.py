@@ -148,6 +148,8 @@ def test_a_run_records_its_machine_and_no_name_of_host_user_or_folder(tmp_path):
     assert line["cores"] >= line["threads"] == 1
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", line["date"])
     assert {"fedncv", "torch", "numpy", "python", "processor"} <= line.keys()
+    assert line["method"] == "fedavg:server_lr=1.0"  # with every knob
+    assert re.fullmatch(r"[0-9a-f]{6}", line["source"])
     assert platform.node() not in line.values()
     assert getpass.getuser() not in line.values()
     assert str(tmp_path) not in text

@@ -1,6 +1,8 @@
 """Several folders on one page: equal settings are pooled, different ones are told apart, and the page says which."""
 
+import json
 import shutil
+import statistics
 from dataclasses import replace
 
 import pytest
@@ -9,6 +11,7 @@ from made_up_runs import made_up_study, write_run, write_study
 from fedncv.cli import main
 from fedncv.report.gather import gather
 from fedncv.report.page import page
+from fedncv.report.reruns import reruns
 from fedncv.report.table import main_table
 
 
@@ -130,3 +133,24 @@ def test_the_command_writes_one_page_for_both_and_refuses_in_one_line(study, tmp
     assert main(["report", a, one, "--out", both]) == 0
     assert "FedProx" in (tmp_path / "both/report.html").read_text()
     assert not (tmp_path / "a/report.html").exists()
+
+
+def test_the_same_seeds_on_another_stack_have_their_gaps_beside_those_of_the_seeds(study, tmp_path):
+    """Of three seeds two are 1 and 3 points apart: mean 4/3, largest 3; another learning rate is no rerun."""
+    write_study(tmp_path / "a", study)
+    write_study(tmp_path / "b", study)
+    write_study(tmp_path / "c", replace(study, settings=replace(study.settings, lr=0.5)))
+    seeds = []
+    for seed, gap in ((0, 0.0), (1, 0.01), (2, -0.03)):
+        paths = [tmp_path / name / f"cifar10/scaffold-seed{seed}/metrics.jsonl" for name in ("a", "b")]
+        *rows, last = (json.loads(line) for line in paths[0].read_text().splitlines())
+        seeds.append(last["before"])
+        last["before"] += gap
+        paths[1].write_text("".join(json.dumps(row) + "\n" for row in (*rows, last)))
+    found = [each for each in reruns(gather(tmp_path / "a", tmp_path / "b")) if each.metric == "before"]
+    (gaps,) = found
+    assert (gaps.method, gaps.seeds) == ("scaffold", 3)
+    assert (gaps.mean, gaps.largest) == (pytest.approx(0.04 / 3), pytest.approx(0.03))
+    assert gaps.deviation == pytest.approx(statistics.stdev(seeds))
+    assert "mean gap 1.33 points, largest 3.00; between seeds" in page_of(gather(tmp_path / "a", tmp_path / "b"))
+    assert reruns(gather(tmp_path / "a", tmp_path / "c")) == []

@@ -1,8 +1,10 @@
 """Studies as values and files: which runs, where, and what may be added to them."""
 
 import json
+import re
 import tarfile
 import tomllib
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +24,7 @@ from fedncv.studies import (
 )
 from fedncv.studies.cells import check_study
 from fedncv.studies.cost import expected_samples, measured_samples
-from fedncv.studies.tuning import choose, score
+from fedncv.studies.tuning import choose, score, trial_cells
 from fedncv.study import FILE, Cell, Study, Tuning, extend, read_study, to_toml
 
 
@@ -53,6 +55,26 @@ def test_the_papers_grids():
     protocol = Settings()
     for each in (table1, fig3):
         assert replace(each.settings, eval_every=protocol.eval_every) == protocol
+
+
+def test_table_1_has_its_controls_ten_seeds_on_two_datasets_and_five_on_the_others():
+    table1 = STUDIES["table1"]()
+    extras = [method for method in table1.methods if method.endswith("+average+blend")]
+    assert [method.partition("+")[0] for method in extras] == ["fedavg", "fedavgm", "scaffold:weights=samples"]
+    assert "feddyn+prior" in table1.methods
+    runs = Counter(cell.config.data for cell in table1.cells())
+    assert {data: number / len(table1.methods) for data, number in runs.items()} == {
+        "cifar10": 10, "cifar100": 10, "tiny_imagenet": 5, "emnist": 5, "fashion_mnist": 5, "mnist": 5,
+    }  # fmt: skip
+    assert set(table1.transfers.values()) == {"cifar100", "fashion_mnist"}
+
+
+def test_methods_of_studies_are_there_and_the_ablation_has_rates_on_every_dataset():
+    for make in STUDIES.values():
+        assert {re.split(r"[:+]", method)[0] for method in make().methods} <= set(METHODS)
+    ablation = STUDIES["ablation"]()
+    assert set(ablation.lr) == set(ablation.datasets)
+    assert len(ablation.seeds) == 5
 
 
 def test_learning_rates_are_those_that_tuning_chose_for_table_1():
@@ -185,7 +207,7 @@ def test_tuning_by_a_metric_knows_which_way_is_better(tmp_path):
 def test_tuning_gives_every_method_the_same_runs_on_other_seeds(study):
     tuned = replace(study, tuning=Tuning((0.01, 0.1), (1000, 1001)))
     assert len(tuned.untuned()) == 4
-    cells = [cell for key in tuned.untuned() for lr in (0.01, 0.1) for cell in tuned.tuning_cells(*key, lr)]
+    cells = trial_cells(tuned)
     assert len({cell.folder for cell in cells}) == len(cells) == 4 * 2 * 2
     assert not {cell.config.seed for cell in cells} & {cell.config.seed for cell in tuned.cells()}
     assert str(cells[0].folder) == "tuning/mnist/lr-0.01/fedavg-seed1000"
@@ -240,8 +262,7 @@ def test_every_variant_has_a_line_of_its_own_in_the_costs_with_its_tuning(study,
         variants={"iid": {"partition": "iid"}, "few": {"per_round": 1}},
         tuning=Tuning(seeds=(1000,)),
     )
-    trials = [c for key in varied.untuned() for lr in varied.tuning.grid for c in varied.tuning_cells(*key, lr)]
-    lines = cost.costs(varied.cells() + trials)
+    lines = cost.costs(varied.cells() + trial_cells(varied))
     assert [line[:3] for line in lines] == [(f"digits/{v}", m, 5) for v in ("iid", "few") for m in varied.methods]
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 import tyro
@@ -37,16 +37,17 @@ from fedncv.studies.cluster import Place, calibrate, joined, run_on_cluster, wit
 from fedncv.studies.command import command
 from fedncv.studies.cost import costs, seconds_of, time_on
 from fedncv.studies.jobs import JobError, run_groups
-from fedncv.studies.tuning import tune
-from fedncv.study import FILE, Cell, Study, Tuning, extend, read_study, to_toml
+from fedncv.studies.tuning import trial_cells, tune
+from fedncv.study import BY, FILE, Cell, Study, Tuning, extend, read_study, to_toml
 from fedncv.termination import STATUS, Terminated, saving_on_sigterm
 
 Train = Callable[[list[Path], Watch], None]
 MOST_SEEDS = 10_000
+TRIALS_EACH = 8  # of every method, if --tune does not say more
 NAMED = 5  # unfinished runs that a message names
 FILE_KEYS: dict[str, type] = {  # of --config, besides the settings
     "name": str, "datasets": str, "methods": str, "seeds": int, "clients": int, "tune": bool, "tuning_lr": float,
-    "tuning_seeds": int,
+    "tuning_seeds": int, "tuning_trials": int, "tuning_rounds": int, "tune_by": str, "tuned_on": str,
 }  # fmt: skip
 
 
@@ -54,7 +55,8 @@ FILE_KEYS: dict[str, type] = {  # of --config, besides the settings
 class Arguments(Settings):
     """Run a study: datasets x methods x seeds, each once. The same command again resumes it.
 
-    Studies: table1, fig1, fig2, fig3, table2, ablation, robustness, and smoke (quick, on the built-in digits).
+    Studies: table1, fig1, fig2, fig3, table2, ablation, robustness, resnet18, unseen, and smoke (quick, on the
+    built-in digits).
     """
 
     name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
@@ -64,15 +66,27 @@ class Arguments(Settings):
     methods: tuple[str, ...] = ()
     """One or more methods, with optional knobs."""
     seeds: int = 1
-    """Number of seeds: 5 runs seeds 0 to 4. A larger number later runs only the missing seeds."""
+    """Number of seeds: 5 runs seeds 0 to 4. A larger number later runs only the missing seeds. 0: the study's own
+    numbers, if its datasets have several."""
     clients: tuple[int, ...] = ()  # type: ignore[assignment]  # several make a column each
     """Number of clients. Each of several numbers is a column, and per_round grows in proportion."""
     tune: bool = False
-    """First choose each method's learning rate from one grid for all, on seeds that are not reported."""
-    tuning_lr: tuple[float, ...] = Tuning().grid
-    """--tune: the learning rates to try."""
+    """First choose each method's learning rate and other knobs by trials, as many for every method, on seeds that are
+    not reported (docs/studies.md)."""
+    tuning_trials: int = TRIALS_EACH
+    """--tune: number of trials of every method. The first is the method as it is named; the others are random."""
     tuning_seeds: int = len(Tuning().seeds)
-    """--tune: number of seeds per learning rate; they start at 1000."""
+    """--tune: number of seeds of a trial; they start at 1000."""
+    tuning_rounds: int = 0
+    """--tune: rounds of a trial; 0: as many as the study has."""
+    tuning_lr: tuple[float, ...] = ()
+    """--tune: try only these learning rates, and the methods as they are named."""
+    tune_by: Literal["before", "after", "mean", "each"] = "before"
+    """--tune: choose by the score before local training, after it, or by the mean of both; each: one choice for before
+    and one for after, each with runs and a column of its own."""
+    tuned_on: tuple[str, ...] = ()
+    """--tune: columns that are not tuned themselves. COLUMN=OTHER: COLUMN takes what was tuned on OTHER; OTHER alone:
+    all columns do."""
     cluster: str = ""
     """Train on the machines of a Ray cluster: HOST:PORT, or auto, the one that runs on this machine. Every group (the
     seeds of one method) trains on a CPU or a GPU of its own. With engine=ray one group after the other trains on the
@@ -165,7 +179,7 @@ def _defaults(study: Study, values: dict[str, Any], path: str) -> Arguments:
         if name not in values:
             continue
         value = values.pop(name)
-        if name in ("datasets", "methods", "clients", "tuning_lr"):
+        if name in ("datasets", "methods", "clients", "tuning_lr", "tuned_on"):
             found[name] = listed(value, kind, name, path)
         elif type(value) is kind:
             found[name] = value
@@ -178,7 +192,7 @@ def _defaults(study: Study, values: dict[str, Any], path: str) -> Arguments:
         "clients": study.clients or (study.settings.clients,),
         "datasets": study.datasets,
         "methods": study.methods,
-        "seeds": len(study.seeds),
+        "seeds": 0 if study.num_seeds else len(study.seeds),
     }
     return Arguments(**vars(settings) | defaults | found | {"data": ""}, name=study.name)
 
@@ -200,7 +214,8 @@ def _check_seeds(argv: list[str]) -> None:
 
 def _asked(study: Study, arguments: Arguments) -> Study:
     """Return the study with the values of the options in place."""
-    if arguments.seeds < 1:
+    own = not arguments.seeds and bool(study.num_seeds)
+    if arguments.seeds < 1 and not own:
         raise ValueError(f"--seeds, the number of seeds, must be at least 1, not {arguments.seeds}")
     for name in ("seeds", "tuning_seeds"):
         if (number := getattr(arguments, name)) > MOST_SEEDS:
@@ -214,31 +229,57 @@ def _asked(study: Study, arguments: Arguments) -> Study:
     settings["data"] = arguments.datasets[0] if arguments.datasets else ""
     if arguments.engine != "ray":  # the runs are those of one machine, wherever they train
         settings["cluster"] = ""
-    tuning = None
-    if arguments.tune:
-        tuning = Tuning(arguments.tuning_lr, tuple(range(1000, 1000 + arguments.tuning_seeds)))
-        if not tuning.grid or not tuning.seeds:
-            raise ValueError("--tune needs at least one learning rate and one seed")
-        for lr in tuning.grid:
-            if not 0 < lr < math.inf:
-                raise ValueError(f"--tuning-lr must be above 0 and finite, such as 0.01, not {lr:g}")
-        if len(set(tuning.grid)) < len(tuning.grid):
-            raise ValueError(f"--tuning-lr repeats a value: {' '.join(f'{lr:g}' for lr in tuning.grid)}")
+    tuning = _tuning(study, arguments)
+    num_seeds = study.num_seeds if own else {}
     return replace(
         study,
         settings=Settings(**settings),
         datasets=arguments.datasets,
         methods=arguments.methods,
-        seeds=tuple(range(arguments.seeds)),
+        seeds=study.seeds if own else tuple(range(arguments.seeds)),
         clients=arguments.clients if several else (),
         tuning=tuning,
+        num_seeds={data: number for data, number in num_seeds.items() if data in arguments.datasets},
         lr={} if arguments.tune or arguments.lr != study.settings.lr else study.lr,  # a given lr holds for all methods
     )
 
 
+def _tuning(study: Study, arguments: Arguments) -> Tuning | None:
+    """Return the tuning that the options ask for. Raise ValueError if they contradict each other."""
+    if not arguments.tune:
+        if arguments.tuned_on:
+            raise ValueError(f"--tuned-on {' '.join(arguments.tuned_on)} needs --tune")
+        return None
+    if arguments.tuning_lr and arguments.tuning_trials != TRIALS_EACH:
+        raise ValueError("--tuning-lr tries these learning rates only; leave it or --tuning-trials out")
+    if arguments.tuning_trials < 1:
+        raise ValueError(f"--tuning-trials must be at least 1, not {arguments.tuning_trials}")
+    if arguments.tune_by not in BY:
+        raise ValueError(f"--tune-by must be one of {', '.join(BY)}, not {arguments.tune_by!r}")
+    seeds = tuple(range(1000, 1000 + arguments.tuning_seeds))
+    tuning = Tuning(
+        arguments.tuning_lr, seeds, arguments.tune_by, 0 if arguments.tuning_lr else arguments.tuning_trials,
+        arguments.tuning_rounds, arguments.tuned_on or _transfers(study, arguments),
+    )  # fmt: skip
+    for lr in tuning.grid:
+        if not 0 < lr < math.inf:
+            raise ValueError(f"--tuning-lr must be above 0 and finite, such as 0.01, not {lr:g}")
+    if len(set(tuning.grid)) < len(tuning.grid):
+        raise ValueError(f"--tuning-lr repeats a value: {' '.join(f'{lr:g}' for lr in tuning.grid)}")
+    return tuning
+
+
+def _transfers(study: Study, arguments: Arguments) -> tuple[str, ...]:
+    """Return the study's own transfers of tuned settings between the datasets that are asked for."""
+    if len(arguments.clients) > 1 or study.variants:  # columns are not datasets
+        return ()
+    datasets = set(arguments.datasets)
+    return tuple(f"{data}={other}" for data, other in study.transfers.items() if {data, other} <= datasets)
+
+
 def _all_cells(study: Study) -> list[Cell]:
     """Return the reported runs, and those that choose the learning rates."""
-    return study.cells() + [cell for column, method in study.untuned() for cell in _trials(study, column, method)]
+    return study.cells() + trial_cells(study)
 
 
 def _run(study: Study, out: Path, tensorboard: bool, *, jobs: int = 1, place: Place | None = None) -> int:
@@ -368,11 +409,6 @@ def _on_cluster(phases: list[float | None], place: Place) -> str:
         f"on the cluster: {long} for what is left, {place.slots} groups at a time, the longest first. Assumed: "
         f"all workers are as fast as the one that was measured{sharing}, and nobody else uses the cluster"
     )
-
-
-def _trials(study: Study, column: str, method: str) -> list[Cell]:
-    assert study.tuning is not None
-    return [cell for lr in study.tuning.grid for cell in study.tuning_cells(column, method, lr)]
 
 
 def _totals(parts: list[tuple[int, float, float | None, float | None]]) -> list[str]:

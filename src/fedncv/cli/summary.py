@@ -20,18 +20,22 @@ from fedncv.results import (
 )
 
 WHEN = ("before", "after")
-SCORES = ("before", "after", "before_client_mean", "before_worst_decile")
+SCORES = ("before", "after", "unseen_before", "unseen_after", "before_client_mean", "before_worst_decile")
+UNSEEN_SCORES = ("unseen_before", "unseen_after")  # of clients that never train
 WIDE = 120  # characters; a narrower terminal does not show the columns in SPARED
 SPARED = ("before_client_mean", "gradients")
 COLUMNS = {
     "before": "before",
     "after": "after",
+    "unseen_before": "unseen before",
+    "unseen_after": "unseen after",
     "before_client_mean": "client mean",
     "before_worst_decile": "worst decile",
     "samples": "samples",
     "gradients": "gradients",
     "bytes_down": "down",
     "bytes_up": "up",
+    "epsilon": "ε",
 }
 
 
@@ -40,6 +44,10 @@ def print_table(runs: list[Run]) -> None:
     finished = [run for run in runs if run.status == "finished"]
     console = Console() if Console().is_terminal else Console(width=140)
     columns = {name: head for name, head in COLUMNS.items() if console.width >= WIDE or name not in SPARED}
+    if not any(run.last(name) is not None for run in finished for name in UNSEEN_SCORES):
+        columns = {name: head for name, head in columns.items() if name not in UNSEEN_SCORES}
+    if not any(run.last("epsilon") for run in runs):
+        columns.pop("epsilon")
     table = Table(title=_title(runs), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("method", overflow="fold")
     table.add_column("seeds", justify="right")
@@ -104,6 +112,8 @@ def _cell(name: str, values: list[Any], score: Score) -> str:
     mean = float(np.mean(numbers))
     if name.startswith("bytes"):
         return _bytes(mean)
+    if name == "epsilon":
+        return f"{mean:.3g}"
     if name in ("samples", "gradients"):
         return f"{mean:,.0f}"
     spread = f" ± {score.show(float(np.std(numbers, ddof=1)), 1)}" if len(numbers) > 1 else ""
@@ -112,7 +122,7 @@ def _cell(name: str, values: list[Any], score: Score) -> str:
 
 def _error(name: str, runs: list[Run]) -> str:
     """Return the standard error of a score that comes from scoring a sample of the clients; empty if all were."""
-    error = sampling_error(runs, name) if name in WHEN else None
+    error = sampling_error(runs, name) if name in (*WHEN, *UNSEEN_SCORES) else None
     return "" if error is None else f" (s.e. {runs[0].score.show(error, 1)})"
 
 

@@ -18,6 +18,7 @@ class Asks(NamedTuple):
     model: Model
     task: Task
     num_batches: int
+    batch_size: int
     round: int
     client: Client
     key_K2: Key
@@ -28,7 +29,7 @@ def asking(function: Any, asks: Asks, *arguments: Any) -> Any:
     """Apply ``function(ask_of, …)`` to every row, where ``ask_of(buffers_R)`` is the row's ask."""
 
     def one(client, key, *rows):  # type: ignore[no-untyped-def]
-        def ask_of(buffers_R: Tensor, received_R: Tensor | None = None) -> Ask:
+        def ask_of(buffers_R: Tensor, received_R: Tensor | None = None, survey: Any = ()) -> Ask:
             return Ask(
                 asks.model,
                 asks.task,
@@ -37,8 +38,10 @@ def asking(function: Any, asks: Asks, *arguments: Any) -> Any:
                 round=asks.round,
                 key=key,
                 num_batches=asks.num_batches,
+                batch_size=asks.batch_size,
                 stacked=asks.vmapped,
                 received_R=received_R,
+                survey=survey,
             )
 
         return function(ask_of, *rows)

@@ -3,6 +3,7 @@
 import os
 from dataclasses import replace
 
+from fedncv import accountant
 from fedncv.config import OBJECTS, RunConfig, own_object, short_name
 from fedncv.data import PARTITIONS, STREAMS, absolute_name, check_name
 from fedncv.imports import code_folder, look_in
@@ -15,6 +16,8 @@ from fedncv.optimizers import Optimizer, check_settings, find_optimizer
 from fedncv.secure import fixed_point
 from fedncv.spec import expanded, parse, split
 from fedncv.tasks import find_task
+from fedncv.topology.check import check_graph
+from fedncv.topology.network import absolute_text
 
 
 def check(config: RunConfig, *, custom: tuple[str, ...] = ()) -> None:
@@ -36,10 +39,12 @@ def check(config: RunConfig, *, custom: tuple[str, ...] = ()) -> None:
             check_sgd(config, method, optimizer)
     if method is not None:
         check_room(config, method)
+        check_private(config, method)
     find_metrics(text for text in config.metrics if own_object(text) is None)
     parse(config.partition, PARTITIONS, what="partition")
     if config.stream:
         parse(config.stream, STREAMS, what="stream")
+    check_graph(config, method)
 
 
 def anchored(config: RunConfig, *, custom: tuple[str, ...] = ()) -> RunConfig:
@@ -59,6 +64,7 @@ def anchored(config: RunConfig, *, custom: tuple[str, ...] = ()) -> RunConfig:
         config,
         data_dir=os.path.abspath(expanded(config.data_dir)) if config.data_dir else "",
         data=config.data if "data" in custom else absolute_name(config.data),
+        topology=absolute_text(config.topology),
         code_dir=os.path.abspath(config.code_dir) if os.path.isdir(config.code_dir) else code_folder(texts),
         code=code,
     )
@@ -88,3 +94,21 @@ def check_sgd(config: RunConfig, method: Method, optimizer: Optimizer) -> None:
     if method.needs_sgd and optimizer.total_step is None:
         name, given = short_name(config.method), short_name(config.optimizer)
         raise ValueError(f"{name} needs optimizer=sgd, not {given}: {method.needs_sgd}")
+
+
+def check_private(config: RunConfig, method: Method) -> None:
+    """Raise ValueError if the setting cannot give the guarantee of the method's differential privacy."""
+    privacy, name = method.privacy, short_name(config.method)
+    if privacy is None:
+        return
+    accountant.library()
+    if config.sampling == "weighted":
+        raise ValueError(
+            f"{name} cannot be used with sampling=weighted: who is drawn depends on the sizes of all clients, so a "
+            "client changes more than its own summand; use sampling=poisson or uniform"
+        )
+    if not privacy.delta < 1 / config.clients:
+        raise ValueError(
+            f"{name}: delta is {privacy.delta:g}, but must be below 1 / clients = {1 / config.clients:.3g}: a larger "
+            "one allows to publish the data of a client drawn at random"
+        )

@@ -208,7 +208,7 @@ def _worth_forking(problems: Sequence[Problem]) -> bool:
 def _worth_compiling(problem: Problem) -> bool:
     """Decide by the run's own settings: it uses the same layers alone, with other runs and after a resume."""
     config = problem.config
-    share = (1 - config.test_share) * config.per_round / problem.federation.num_clients
+    share = (1 - config.test_share) * config.per_round / len(problem.clients.train)
     samples = len(problem.dataset.x) * share * config.epochs * max(1, config.rounds)
     return samples * problem.model.num_weights > WORTH_FORKING
 

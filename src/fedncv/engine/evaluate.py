@@ -8,6 +8,11 @@ With ``eval_clients`` all three are of a sample of the clients, the same in ever
 ``scored_clients``, the sample, and ``scored_of``, the number of clients that it was drawn from. In every row lists such
 as ``before_clients`` have one number for each client of the sample, in its order, and each score has its
 ``…_standard_error`` (``scored.py``).
+
+Clients that never train (setting ``unseen``) are scored in the same way, with the names ``unseen_before`` and so on: no
+other score includes them. They begin as a client that was never drawn: with the message that such a client gets, and
+the state of ``init_own``. Their lists have one number for each of them, in the order of their ids, or for each one of
+``unseen_scored_clients``, a sample of them.
 """
 
 from collections.abc import Mapping
@@ -19,11 +24,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedncv.engine.local import train
+from fedncv.engine.looking import surveyed
 from fedncv.engine.problem import Arrival, DivergedError, Problem, State, arrivals
 from fedncv.engine.sampling import Ids
 from fedncv.engine.scored import standard_error
-from fedncv.methods.base import Prediction
+from fedncv.flat import Model, Output
+from fedncv.methods.base import Method, Prediction
 from fedncv.metrics import measure
+from fedncv.results import UNSEEN
+from fedncv.tree import leaves
 
 CHUNK = 1024  # test samples in one forward pass
 
@@ -78,20 +87,39 @@ def score(problem: Problem, u: int, used: Prediction) -> Scored:
         inputs = problem.dataset.inputs(index, problem.dtype)
         with torch.no_grad():
             output, _ = problem.model.forward(used.x_P, used.buffers_R, inputs, mode="eval")
-        logits = output.logits_BC if used.offset_C is None else output.logits_BC + used.offset_C
+            logits = decided(problem.method, problem.model, used, output)
         total += float(problem.task.score(logits, problem.dataset.y[index]).sum(dtype=torch.float64))
         if problem.metrics:
             outputs.append(logits.cpu().numpy())
     return Scored(total, np.concatenate(outputs) if outputs else None)
 
 
+def decided(method: Method, model: Model, used: Prediction, output: Output) -> Tensor:
+    """Return the logits that a client decides by."""
+    logits_BC = output.logits_BC if used.offset_C is None else output.logits_BC + used.offset_C
+    if not decides(used):
+        return logits_BC
+    if method.decide is None:
+        raise ValueError("the method's predict returns something for decide, but it has no decide")
+    return method.decide(model, used.x_P, output._replace(logits_BC=logits_BC), used.given)
+
+
+def decides(used: Prediction) -> bool:
+    """Return whether the client decides by more than a model's logits."""
+    return any(True for _ in leaves(used.given))
+
+
 def summary(problem: Problem, name: str, scored: Mapping[int, Scored]) -> dict[str, Any]:
-    """Return the row of the clients' scores and metrics."""
-    scores = _scores(problem, {u: each.total for u, each in scored.items()})
-    outputs = {u: each.outputs for u, each in scored.items() if each.outputs is not None}
-    targets = {u: problem.dataset.y[torch.from_numpy(problem.clients.test[u])].cpu().numpy() for u in outputs}
-    measured = measure(problem.metrics, outputs, targets, clients=scores.clients_N.tolist())
-    return scores.summary(name) | {f"{name}_{metric}": value for metric, value in measured.items()}
+    """Return the row of the clients' scores and metrics, and the same of those that never train."""
+    row: dict[str, Any] = {}
+    for group in groups(problem):
+        mine = {u: scored[u] for u in group.ids.tolist() if u in scored}
+        what, scores = f"{group.prefix}{name}", _scores(problem, group, {u: each.total for u, each in mine.items()})
+        outputs = {u: each.outputs for u, each in mine.items() if each.outputs is not None}
+        targets = {u: problem.dataset.y[torch.from_numpy(problem.clients.test[u])].cpu().numpy() for u in outputs}
+        measured = measure(problem.metrics, outputs, targets, clients=scores.clients_N.tolist())
+        row |= scores.summary(what) | {f"{what}_{metric}": value for metric, value in measured.items()}
+    return row
 
 
 def before(problem: Problem, state: State) -> dict[str, Any]:
@@ -107,36 +135,69 @@ def before(problem: Problem, state: State) -> dict[str, Any]:
 
 def score_before(problem: Problem, round: int, arrival: Arrival, shared_P: Tensor | None) -> tuple[Scored, float]:
     """Score one client with the model it receives; return also the sum of scores of the shared one if there is one."""
-    u, down, buffers_R, kept = arrival
-    ask = problem.ask(u, buffers_R, round)
-    y_P, _ = problem.method.begin(ask, down, kept.own)
-    used = problem.method.predict(ask, y_P, down, kept.own)
+    u, buffers_R = arrival.client, arrival.buffers_R
+    used = received(problem, round, arrival)
     scored = score(problem, u, used)
-    same = used.offset_C is None and used.buffers_R.equal(buffers_R)
+    same = used.offset_C is None and not decides(used) and used.buffers_R.equal(buffers_R)
     if shared_P is None or (same and torch.equal(used.x_P, shared_P)):
         return scored, scored.total
     return scored, score(problem._replace(metrics=()), u, Prediction(shared_P, buffers_R)).total
 
 
+def received(problem: Problem, round: int, arrival: Arrival) -> Prediction:
+    """Return what a client predicts with when it receives its model."""
+    u, down, buffers_R, kept = arrival
+    y_P, _ = problem.method.begin(problem.ask(u, buffers_R, round), down, kept.own)
+    notes = surveyed(problem, round, arrival, y_P)
+    return problem.method.predict(problem.ask(u, buffers_R, round, survey=notes), y_P, down, kept.own)
+
+
 def summary_before(problem: Problem, scored: Mapping[int, tuple[Scored, float]], *, shared: bool) -> dict[str, Any]:
     row = summary(problem, "before", {u: mine for u, (mine, _) in scored.items()})
-    if shared and row:
-        row |= _scores(problem, {u: total for u, (_, total) in scored.items()}).score("pooled")
+    totals = {u: total for u, (_, total) in scored.items()}
+    for group in groups(problem) if shared else ():
+        if f"{group.prefix}before" in row:
+            row |= _scores(problem, group, totals).score(f"{group.prefix}pooled")
     return row
 
 
-def _scores(problem: Problem, totals: Mapping[int, float]) -> Scores:
-    """Return the sums of scores of the clients that rows list: all of them, or the sample."""
-    sizes = problem.clients.test_sizes
-    ids, of = (np.arange(len(sizes)), None) if problem.sample is None else (problem.sample, int((sizes > 0).sum()))
-    return Scores(np.array([totals.get(u, 0.0) for u in ids.tolist()]), sizes[ids], ids, of)
+class Group(NamedTuple):
+    """Clients whose scores are averaged together."""
+
+    prefix: str  # of the names in a row
+    ids: Ids  # clients that rows list: all of the group, or the sample
+    of: int | None  # number of clients with test samples, if a sample of them is scored
+
+
+def groups(problem: Problem) -> list[Group]:
+    """Return the clients that train, and those that never do if there are any."""
+    sizes, n = problem.clients.test_sizes, problem.federation.num_clients
+    found = [Group("", np.arange(n), None)]
+    if problem.sample is not None:
+        found = [Group("", problem.sample, int((sizes[:n] > 0).sum()))]
+    if problem.guests is not None:
+        tested = int((sizes[n:] > 0).sum())
+        is_sample = len(problem.guests) < tested
+        ids = problem.guests if is_sample else np.arange(n, len(sizes))
+        found.append(Group(UNSEEN, ids, tested if is_sample else None))
+    return found
+
+
+def _scores(problem: Problem, group: Group, totals: Mapping[int, float]) -> Scores:
+    """Return the sums of scores of the clients of a group."""
+    sizes = problem.clients.test_sizes[group.ids]
+    return Scores(np.array([totals.get(u, 0.0) for u in group.ids.tolist()]), sizes, group.ids, group.of)
 
 
 def sampled(problem: Problem) -> dict[str, Any]:
-    """Return what the first row says about the sample of scored clients; nothing if all are scored."""
-    if problem.sample is None:
-        return {}
-    return {"scored_clients": problem.sample.tolist(), "scored_of": int((problem.clients.test_sizes > 0).sum())}
+    """Return what the first row says about clients that never train, and about samples of scored clients."""
+    row: dict[str, Any] = {}
+    if problem.guests is not None:
+        row["unseen"] = len(problem.clients.train) - problem.federation.num_clients
+    for group in groups(problem):
+        if group.of is not None:
+            row |= {f"{group.prefix}scored_clients": group.ids.tolist(), f"{group.prefix}scored_of": group.of}
+    return row
 
 
 def after(problem: Problem, state: State) -> dict[str, Any]:
@@ -151,6 +212,7 @@ def after(problem: Problem, state: State) -> dict[str, Any]:
 
 def score_after(problem: Problem, round: int, arrival: Arrival) -> Scored:
     """Score one client after its local training."""
+    problem = problem.tuning
     method = problem.method
     u, down, buffers_R, kept = arrival
     trained = train(problem, round, arrival)
@@ -158,7 +220,8 @@ def score_after(problem: Problem, round: int, arrival: Arrival) -> Scored:
         y_P, _ = method.begin(problem.ask(u, buffers_R, round), down, kept.own)
     else:
         y_P, buffers_R, kept = trained.y_P, trained.buffers_R, trained.kept
-    ask = problem.ask(u, buffers_R, round, received_R=arrival.buffers_R)
+    notes = surveyed(problem, round, Arrival(u, down, buffers_R, kept), y_P)
+    ask = problem.ask(u, buffers_R, round, received_R=arrival.buffers_R, survey=notes)
     return score(problem, u, method.predict(ask, y_P, down, kept.own))
 
 

@@ -5,8 +5,8 @@
     spread_u   = sum_i ||g_ui - g_u||^2, in each layer
 
 The loss is the study's loss of the logits plus the offset of the method's ``predict``, so it includes the label
-prior. It does not include other training losses (FedLC, MOON, FedGen) or corrections (SCAFFOLD, FedNCV): the clients
-are measured, not the remedy.
+prior. It does not include other training losses (FedLC, MOON, FedGen, FedRoD), corrections (SCAFFOLD, FedNCV), or what
+a client decides by beside the model (pFedFDA, kNN-Per): the clients are measured, not the remedy.
 
 The mode is "eval". With batch statistics, BatchNorm makes the loss of a sample depend on the other samples of its
 batch, so a sample has no gradient of its own; with running statistics it has one. Dropout is off.
@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from fedncv.engine.layer_gradients import Listening, Sums, add, layers_of, listen, sum_by_client
+from fedncv.engine.looking import surveyed
 from fedncv.engine.problem import Arrival, Problem, State, arrivals
 from fedncv.flat import Model
 from fedncv.layout import Layout
@@ -60,7 +61,7 @@ class Standing(NamedTuple):
 def of_run(problem: Problem, state: State) -> Gradients:
     """Measure one client after the other; every engine's ``gradients`` returns the same."""
     problem = problem.at(state.round)
-    holders = np.flatnonzero(problem.clients.sizes)
+    holders = problem.holders
     return collected(problem, [of_client(problem, state.round, a) for a in arrivals(problem, state, holders)])
 
 
@@ -69,7 +70,9 @@ def of_client(problem: Problem, round: int, arrival: Arrival) -> Moments:
     u, down, buffers_R, kept = arrival
     ask = problem.ask(u, buffers_R, round)
     y_P, _ = problem.method.begin(ask, down, kept.own)
+    ask = problem.ask(u, buffers_R, round, survey=surveyed(problem, round, arrival, y_P))
     offset_C = problem.method.predict(ask, y_P, down, kept.own).offset_C
+    y_P = y_P[: problem.model.layout.num_parameters]
     index = torch.from_numpy(problem.clients.train[u])
     at = Standing(y_P, buffers_R, None if offset_C is None else offset_C[None])
     return moments(problem.plain or problem.model, problem.task, _inputs(problem), at, [index])
@@ -82,7 +85,7 @@ def _inputs(problem: Problem) -> Inputs:
 def collected(problem: Problem, found: Iterable[Moments]) -> Gradients:
     """Combine the moments of the clients with samples, in the order of their ids, to those of all clients."""
     num_clients, layout = problem.federation.num_clients, problem.model.layout
-    holders = torch.from_numpy(np.flatnonzero(problem.clients.sizes)).to(problem.model.start_P.device)
+    holders = torch.from_numpy(problem.holders).to(problem.model.start_P.device)
     mean_NP = problem.model.start_P.new_zeros(num_clients, layout.num_parameters)
     spread_NL = mean_NP.new_zeros(num_clients, len(layout.names), dtype=torch.float64)
     done = 0

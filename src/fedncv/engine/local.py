@@ -1,6 +1,7 @@
 """Local training of one client: the plan of its batches, the steps, the reply."""
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -52,12 +53,25 @@ def plan(method: Method, key: Key, num_samples: int, *, epochs: int, batch_size:
 
 def lr_of(problem: Problem, round: int) -> float:
     """Return the learning rate of a round; training measured after the last round uses that of the last round."""
+    if problem.fixed_lr is not None:
+        return problem.fixed_lr
     config = problem.config
     return config.lr * lr_factor(config.schedule, min(round, max(0, config.rounds - 1)), config.rounds)
 
 
-def train(problem: Problem, round: int, arrival: Arrival, *, share: float = 1.0) -> Trained | None:
-    """Train a client for one round, or the first ``share`` of it; return None if that leaves no training step."""
+def moves(phases: Sequence[Phase]) -> list[bool]:
+    """Return for each phase whether its steps move the model; personal parameters behind it do not count."""
+    return [bool({"body", "head"} & set(phase.trains)) for phase in phases]
+
+
+def train(
+    problem: Problem, round: int, arrival: Arrival, *, share: float = 1.0, smallest: int | None = None
+) -> Trained | None:
+    """Train a client for one round, or the first ``share`` of it; return None if that leaves no training step.
+
+    A method that trains in none of its phases only looks at the data: then every batch is a step. ``smallest`` is the
+    size of the smallest batch, if not what training needs.
+    """
     config, method, model = problem.config, problem.method, problem.model
     u, down, buffers_R, kept = arrival
     index = torch.from_numpy(problem.clients.train[u])
@@ -68,13 +82,15 @@ def train(problem: Problem, round: int, arrival: Arrival, *, share: float = 1.0)
         len(index),
         epochs=config.epochs,
         batch_size=config.batch_size,
-        smallest=model.smallest_batch,
+        smallest=model.smallest_batch if smallest is None else smallest,
     )
     steps = steps[: math.ceil(share * len(steps))]
     phases = method.phases(config.epochs)
-    trained = [sum(s.phase == i for s in steps) if phase.trains else 0 for i, phase in enumerate(phases)]
-    if not sum(trained):
+    looks = not any(phase.trains for phase in phases)
+    if not any(looks or phases[step.phase].trains for step in steps):
         return None
+    moved = moves(phases)
+    trained = [sum(s.phase == i for s in steps) if does else 0 for i, does in enumerate(moved)]
     inputs, targets = problem.dataset.inputs(index, problem.dtype), problem.dataset.y[index]
     step_keys = fold(key_for(config.seed, "step", round, u), torch.arange(len(steps))).to(inputs.device).unbind()
     ones = {size: inputs.new_ones(size, dtype=problem.dtype) for size in {len(step.rows) for step in steps}}
@@ -98,6 +114,7 @@ def train(problem: Problem, round: int, arrival: Arrival, *, share: float = 1.0)
             round=round,
             key=step_keys[i],
             num_batches=opening.num_batches,
+            batch_size=opening.batch_size,
             phase=step.phase,
             mode=phase.mode,
         )
@@ -110,9 +127,10 @@ def train(problem: Problem, round: int, arrival: Arrival, *, share: float = 1.0)
         samples += len(x)
         gradients += ask.notes.num_gradients * len(x)
         forwards += ask.notes.num_forwards * len(x)
-        losses.append(ask.notes.value)
+        if looks or phase.trains:
+            losses.append(ask.notes.value)
     mass = total_step_of(problem.optimizer, trained, lr)
-    moved_by = sum(len(step.rows) for step in steps if phases[step.phase].trains)
+    moved_by = sum(len(step.rows) for step in steps if moved[step.phase])
     work = Work(sum(trained), moved_by, lr, mass)
     closing = problem.ask(u, buffers_R, round)
     up, own = method.finish(closing, y_P, work, down, own, scratch)
@@ -134,12 +152,14 @@ def local_step(
     """Return parameters and state after the optimizer's step, on the slices that the phase trains."""
     if not phase.trains:
         return y_P, state
-    if len(phase.trains) == 2:
+    slices = {"body": layout.body, "head": slice(layout.body.stop, layout.num_parameters)}
+    if len(y_P) > layout.num_parameters:
+        slices["own"] = slice(layout.num_parameters, len(y_P))
+    if slices.keys() <= set(phase.trains):
         return optimizer.update(g_P, state, y_P, lr)
 
     def only(trained_P: Tensor, frozen_P: Tensor) -> Tensor:
-        parts = [(trained_P if name in phase.trains else frozen_P)[layout.slice(name)] for name in ("body", "head")]
-        return torch.cat(parts)
+        return torch.cat([(trained_P if name in phase.trains else frozen_P)[part] for name, part in slices.items()])
 
     new_P, state = optimizer.update(only(g_P, torch.zeros_like(g_P)), state, y_P, lr)
     return only(new_P, y_P), state  # a frozen slice keeps its exact bits

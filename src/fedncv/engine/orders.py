@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedncv.engine.local import moves
 from fedncv.keys import WORD, Key, bits, fold, philox
 from fedncv.methods.base import Method
 
@@ -24,7 +25,8 @@ LAST = (1 << 63) - 1  # sorts after every random number
 
 def keys_for(seeds: list[int], purpose: str, round: int, ids: Ints) -> Key:
     """Return (K, 2): ``keys.key_for`` of each (seed, client)."""
-    seed_K2 = torch.tensor([[seed & WORD, (seed >> 32) & WORD] for seed in seeds])
+    words = [[seed & WORD, (seed >> 32) & WORD] for seed in seeds]
+    seed_K2 = torch.tensor(words, dtype=torch.int64).reshape(len(seeds), 2)  # also of nobody
     client_K = torch.from_numpy(ids)
     word_K = torch.zeros_like(client_K)
     c0, c1, _, _ = philox(seed_K2, client_K, word_K + round, word_K + zlib.crc32(purpose.encode()), word_K)
@@ -50,10 +52,15 @@ class Counts(NamedTuple):
     samples_KF: Ints
 
     def trained_KF(self, method: Method, epochs: int) -> Ints:
-        """Return the steps of the phases that train; a pass over the data is not a step."""
+        """Return the steps of the phases that train; those of all phases if the method only looks at the data."""
         trains = np.array([bool(phase.trains) for phase in method.phases(epochs)])
-        trained_KF: Ints = self.steps_KF * trains
+        trained_KF: Ints = self.steps_KF * (trains if trains.any() else 1)
         return trained_KF
+
+    def moved_KF(self, method: Method, epochs: int) -> Ints:
+        """Return the steps of the phases that move the model."""
+        moved_KF: Ints = self.steps_KF * np.array(moves(method.phases(epochs)))
+        return moved_KF
 
 
 def count(

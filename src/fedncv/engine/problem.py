@@ -7,14 +7,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedncv.config import RunConfig, short_name
 from fedncv.data import STREAMS, Clients, Dataset, Stream, check_samples, divide, load, split, standardised
 from fedncv.data.owners import grouped
+from fedncv.data.unseen import num_unseen, order
 from fedncv.engine import sampling
 from fedncv.engine.arithmetic import check_precision, low_precision
-from fedncv.engine.check import check, check_room, check_sgd
+from fedncv.engine.check import check, check_private, check_room, check_sgd
 from fedncv.engine.keeping import room
 from fedncv.engine.scored import sample
 from fedncv.flat import Factory, Model
@@ -29,6 +31,9 @@ from fedncv.optimizers import Optimizer, find_optimizer, try_optimizer
 from fedncv.rows import AnyRows, rows_for
 from fedncv.spec import parse
 from fedncv.tasks import TASKS, Task, find_task
+from fedncv.topology.check import check_graph
+from fedncv.topology.network import SERVER, Topology, find_topology
+from fedncv.topology.rule import on_graph
 from fedncv.tree import num_bytes, row
 
 MESSAGE_BYTES = 1 << 28  # of messages of a model's size to make at a time, if all clients are asked
@@ -48,14 +53,17 @@ class Problem(NamedTuple):
     stream: Stream | None = None  # if clients receive samples during training
     metrics: tuple[Metric, ...] = ()
     plain: Model | None = None  # the model with torch's layers, if ``model`` has compiled ones
-    sample: sampling.Ids | None = None  # clients that are scored; None: all
+    sample: sampling.Ids | None = None  # clients that train and are scored; None: all of them
+    guests: sampling.Ids | None = None  # clients that never train and are scored; None: there are none
+    fixed_lr: float | None = None  # learning rate of all rounds, in place of the study's
+    topology: Topology | None = None  # of a federation without a server
 
     def at(self, round: int) -> "Problem":
         """Return the problem of a round: with a stream, clients hold the samples that have arrived by then."""
         if self.stream is None:
             return self
         clients = self.clients._replace(train=self.stream.visible(round))
-        sizes = clients.sizes.astype(np.float64)
+        sizes = clients.sizes[: self.federation.num_clients].astype(np.float64)
         return self._replace(
             clients=clients,
             federation=self.federation._replace(sizes_N=torch.from_numpy(sizes)),
@@ -70,13 +78,26 @@ class Problem(NamedTuple):
 
     @property
     def scored(self) -> sampling.Ids:
-        """The clients with test samples, or the sample of them that is scored."""
-        return np.flatnonzero(self.clients.test_sizes) if self.sample is None else self.sample
+        """The clients with test samples, or the sample of them that is scored; then those that never train."""
+        own = np.flatnonzero(self.member_test_sizes) if self.sample is None else self.sample
+        return own if self.guests is None else np.concatenate([own, self.guests])
+
+    @property
+    def member_test_sizes(self) -> NDArray[np.int64]:
+        """Test samples of each client that trains: clients 0 to n - 1 (``data.unseen``)."""
+        return self.clients.test_sizes[: self.federation.num_clients]
+
+    @property
+    def holders(self) -> sampling.Ids:
+        """The clients that train and have training samples."""
+        return np.flatnonzero(self.clients.sizes[: self.federation.num_clients])
 
     @property
     def buffer_rule(self) -> str | BufferRule:
         """The method's rule if it requires one; otherwise the study's."""
         rule = self.method.buffers
+        if self.method.privacy is not None and not self.model.start_R.numel():
+            return "averaged"  # there are none: then all clients use one model
         insists = not rule.shared if isinstance(rule, BufferRule) else rule == "personal"
         return rule if insists or self.config.buffers == "averaged" else self.config.buffers
 
@@ -95,6 +116,14 @@ class Problem(NamedTuple):
         method = self.method
         return self._replace(method=method._replace(broadcast=method.hand_out)) if method.hand_out else self
 
+    @property
+    def tuning(self) -> "Problem":
+        """The same problem with the local training that "after" measures, if that is not the training of a round."""
+        tuning = self.method.finetune
+        if tuning is None:
+            return self
+        return self._replace(method=self.method._replace(phases=tuning.phases), fixed_lr=tuning.lr)
+
     def client(self, u: int) -> Client:
         train = torch.from_numpy(self.clients.train[u])
         labels = self.dataset.y[train]
@@ -105,8 +134,9 @@ class Problem(NamedTuple):
         num_samples = counts_C.new_tensor(len(train))
         return Client(u, num_samples, num_samples.clamp(max=self.config.batch_size), counts_C)
 
-    def ask(self, u: int, buffers_R: Tensor, round: int, *, received_R: Tensor | None = None) -> Ask:
+    def ask(self, u: int, buffers_R: Tensor, round: int, *, received_R: Tensor | None = None, survey: Any = ()) -> Ask:
         """Return what client u may ask outside its steps; ``received_R`` are the statistics that it began with."""
+        num_samples, batch_size = len(self.clients.train[u]), self.config.batch_size
         return Ask(
             self.model,
             self.task,
@@ -114,8 +144,10 @@ class Problem(NamedTuple):
             client=self.client(u),
             round=round,
             key=key_for(self.config.seed, "client", round, u).to(buffers_R.device),
-            num_batches=-(-len(self.clients.train[u]) // self.config.batch_size),
+            num_batches=-(-num_samples // batch_size),
+            batch_size=min(batch_size, num_samples),
             received_R=received_R,
+            survey=survey,
         )
 
 
@@ -175,9 +207,13 @@ def build(
     if clients is None:
         parts = divide(dataset, config.partition, num_clients=config.clients, seed=config.seed)
         clients = split(parts, config.test_share, config.seed)
-    dataset = standardised(dataset, clients)
     clients = Clients(grouped(clients.train), grouped(clients.test))
-    num_clients = len(clients.train)
+    num_clients = len(clients.train) - num_unseen(config.unseen, len(clients.train))
+    members = clients
+    if config.unseen:
+        clients = clients.only(order(config.seed, config.unseen, len(clients.train)))
+        members = clients.only(np.arange(num_clients))
+    dataset = standardised(dataset, members)
     dtype = torch.float64 if config.dtype == "float64" else torch.float32
     dataset = dataset._replace(x=dataset.x.to(device), y=dataset.y.to(device))
     example = dataset.inputs(torch.arange(min(2, len(dataset.x))), dtype)
@@ -185,7 +221,7 @@ def build(
     made = Model(model or find_model(config.model), example, dataset.num_classes, config.seed, dtype, low)
     task = task or find_task(config.task)
     _try_task(short_name(config.task), task, made, dataset, dtype)
-    sizes = clients.sizes.astype(np.float64)
+    sizes = members.sizes.astype(np.float64)
     federation = Federation(
         num_clients=num_clients,
         per_round=config.per_round,
@@ -194,9 +230,15 @@ def build(
         num_classes=dataset.num_classes,
         layout=made.layout,
         key=key_for(config.seed, "server start"),
-        label_counts=partial(_label_counts, dataset, clients),
+        label_counts=partial(_label_counts, dataset, members),
     )
     rates_N = np.linspace(config.availability, 1.0, num_clients)
+    inclusion_N = _inclusion(config, sizes, rates_N)
+    federation = federation._replace(
+        sampling=config.sampling,
+        inclusion_N=torch.from_numpy(inclusion_N) * (1 - config.dropout),
+        drops_out=config.dropout > 0,
+    )
     stream = None
     method = method or find_method(config.method)
     check_method(method)
@@ -205,6 +247,7 @@ def build(
     )
     check_sgd(config, method, optimizer)
     check_room(config, method, int(sizes.max()))
+    check_private(config, method)
     measured = find_metrics(config.metrics, metrics)
     check_fit(measured, _kind(task, dataset), dataset.num_classes)
     try_optimizer(short_name(config.optimizer), optimizer, made.start_P)
@@ -225,16 +268,58 @@ def build(
         optimizer,
         federation,
         rates_N,
-        _inclusion(config, sizes, rates_N),
+        inclusion_N,
         stream,
         measured,
-        sample=sample(config.seed, clients.test_sizes, config.eval_clients),
+        sample=sample(config.seed, members.test_sizes, config.eval_clients),
+        guests=_guests(config, clients, num_clients) if config.unseen else None,
     )
     if given["method"] is not None or is_own(config.method):
         _try_method(problem)
+    problem = _without_server(problem)
+    if config.unseen:
+        _check_guests(problem)
     if made.layout.body.stop == made.layout.num_parameters:  # nothing to train in the head: can the method start?
         keeps(problem.at(0), start(problem), 0)
     return problem
+
+
+def _guests(config: RunConfig, clients: Clients, num_members: int) -> sampling.Ids:
+    """Return the clients that never train and are scored: those with test samples, or a sample of them."""
+    test_sizes = clients.test_sizes[num_members:]
+    drawn = sample(config.seed, test_sizes, config.eval_clients, purpose="scored unseen clients")
+    return num_members + (np.flatnonzero(test_sizes) if drawn is None else drawn)
+
+
+def _check_guests(problem: Problem) -> None:
+    """Raise ValueError if the method has no message for a client that never trains."""
+    federation, method, model = problem.federation, problem.method, problem.model
+    server = method.init(model.start_P.cpu(), federation)
+    ids_S = torch.tensor([federation.num_clients])
+    try:
+        for broadcast in filter(None, (method.broadcast, method.hand_out)):
+            broadcast(server, ids_S)
+    except IndexError as error:
+        raise ValueError(
+            f"unseen is {problem.config.unseen:g}, but {short_name(problem.config.method)} has no message for a client "
+            f"that never trains ({error}): such clients have the numbers {federation.num_clients} and above; let "
+            "broadcast give them what a client gets that was never drawn, or use unseen 0"
+        ) from None
+
+
+def _without_server(problem: Problem) -> Problem:
+    """Return the problem with all clients' copies of the server's state, if the study has a topology."""
+    config, method = problem.config, problem.method
+    check_graph(config, method)
+    if config.topology == SERVER:
+        return problem
+    topology = find_topology(config.topology, problem.federation.num_clients, config.seed)
+    if problem.buffer_rule == "personal":
+        method = method._replace(buffers="personal")
+    start_R = problem.model.start_R
+    mixed = 0 if method.buffers == "personal" else num_bytes(start_R)
+    method = on_graph(method, topology, problem.federation.sizes_N, statistics_bytes=mixed)
+    return problem._replace(method=method, topology=topology)
 
 
 def _label_counts(dataset: Dataset, clients: Clients) -> Tensor:
@@ -346,7 +431,7 @@ def _try_method(problem: Problem) -> None:
 def _inclusion(
     config: RunConfig, sizes: sampling.Probabilities, rates_N: sampling.Probabilities
 ) -> sampling.Probabilities:
-    if config.sampling == "uniform":
+    if config.sampling in ("uniform", "poisson"):
         return sampling.uniform_inclusion(len(sizes), config.per_round)
     if config.sampling == "weighted":
         return sampling.weighted_inclusion(sizes, config.per_round)

@@ -18,7 +18,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any, Literal, NamedTuple, Self
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -164,7 +163,7 @@ class ProcessesEngine:
         return (self._gradients(j, problem, states[j]) for j, problem in enumerate(self._at(states)))
 
     def _gradients(self, j: int, problem: Problem, state: State) -> Gradients:
-        holders = np.flatnonzero(problem.clients.sizes)
+        holders = problem.holders
         jobs = [
             Job("gradients", self._places[j], state.round, arrival) for arrival in arrivals(problem, state, holders)
         ]

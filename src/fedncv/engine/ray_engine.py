@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -148,7 +147,7 @@ class RayEngine:
 
     def _gradients(self, j: int, state: State) -> Gradients:
         one, problem = self.only([j]), self.problems[j].at(state.round)
-        drawn = everybody(np.flatnonzero(problem.clients.sizes))
+        drawn = everybody(problem.holders)
         (found,) = one._run("gradients", [problem], [state], [drawn], [None])
         return collected(problem, [moments for each in found for moments in each])
 

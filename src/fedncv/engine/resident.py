@@ -49,7 +49,7 @@ class Resident:
     def __init__(self, problems: Sequence[Problem]) -> None:
         first = problems[0]
         self.dtype, self.device = first.dtype, first.model.start_P.device
-        self.num_clients = first.federation.num_clients
+        self.num_clients = len(first.clients.train)
         self.dataset, places = _together([problem.dataset for problem in problems], self.dtype)
         self.y = self.dataset.y.to(self.device)
         clients = [problem.clients for problem in problems]
@@ -126,7 +126,7 @@ def _label_counts(problems: Sequence[Problem]) -> Tensor:
     """Return (J N, C) training samples of each class; zeros if labels are not classes."""
     first = problems[0]
     labels, num_classes = first.dataset.y, first.dataset.num_classes
-    rows = len(problems) * first.federation.num_clients
+    rows = len(problems) * len(first.clients.train)
     if labels.is_floating_point() or labels.dim() != 1:
         return torch.zeros(rows, num_classes)
     labels_n = labels.cpu().numpy()

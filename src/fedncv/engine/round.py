@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedncv.engine import sampling
-from fedncv.engine.local import Trained, lr_of
-from fedncv.engine.problem import Arrival, DivergedError, Problem, State, messages
+from fedncv.engine import budget, sampling
+from fedncv.engine.local import Trained, lr_of, total_step_of
+from fedncv.engine.problem import Arrival, DivergedError, Problem, State, arrivals, messages
 from fedncv.keys import generator, key_for, uniform_at
 from fedncv.methods import base
 from fedncv.methods.base import (
@@ -18,6 +18,7 @@ from fedncv.methods.base import (
     Replies,
     ServerAsk,
     Totals,
+    Work,
     sums_from_totals,
     sums_of_whole,
     totals_of,
@@ -26,20 +27,23 @@ from fedncv.methods.base import (
 )
 from fedncv.methods.sums import whole_sum
 from fedncv.secure.fixed_point import STATISTICS, value, whole
-from fedncv.tree import all_finite, leaves, num_bytes, stack
+from fedncv.tree import all_finite, leaves, num_bytes, stack, tree_map
 
 RESERVED = (
     "pooled",
     "pooled_standard_error",
     "scored_clients",
     "scored_of",
+    "unseen",
     "label_prior",
     "score_name",
     "skipped",
     "failed",
     "stopped",
+    "epsilon",
+    "delta",
 )  # names of a row beside those of `settle`
-MEASURED = ("before", "after", "variance")
+MEASURED = ("before", "after", "unseen_", "variance")
 
 
 class Draw(NamedTuple):
@@ -85,6 +89,8 @@ def draw(problem: Problem, round: int) -> Draw:
     rng = generator(config.seed, "clients", round)
     if config.sampling == "uniform":
         ids = sampling.draw_uniform(rng, n, config.per_round)
+    elif config.sampling == "poisson":
+        ids = sampling.draw_poisson(rng, n, config.per_round)
     elif config.sampling == "weighted":
         ids = sampling.draw_systematic(rng, problem.inclusion_N)
     else:
@@ -143,7 +149,7 @@ def finite_rows(tree: Any) -> Tensor:
     return finite_K
 
 
-def collect(problem: Problem, replies: list[Reply]) -> tuple[Replies, Tensor]:
+def collect(problem: Problem, replies: list[Reply], awake: sampling.Ids | None = None) -> tuple[Replies, Tensor]:
     """Return the replies and their running statistics in the order of client ids, whatever order they came in."""
     replies = sorted(replies, key=lambda reply: reply.client)
     base.check_reveals(problem.method, replies[0].trained.up)
@@ -154,8 +160,22 @@ def collect(problem: Problem, replies: list[Reply]) -> tuple[Replies, Tensor]:
         ids_S=ids_S.to(device),
         sizes_S=problem.federation.sizes_N.cpu()[ids_S].to(device),
         inclusion_S=(torch.from_numpy(problem.inclusion_N)[ids_S] * (1 - problem.config.dropout)).to(device),
+        awake_A=None if awake is None else torch.from_numpy(awake),
     )
     return collected, torch.stack([reply.trained.buffers_R for reply in replies])
+
+
+def nobody(problem: Problem, state: State) -> tuple[Replies, Tensor]:
+    """Return the replies of a round without any: their form is that of a client which trained nothing."""
+    (arrival,) = arrivals(problem, state, np.zeros(1, dtype=np.int64))
+    ask = problem.ask(0, arrival.buffers_R, state.round)
+    y_P, scratch = problem.method.begin(ask, arrival.down, arrival.kept.own)
+    lr = lr_of(problem, state.round)
+    work = Work(1, 1, lr, total_step_of(problem.optimizer, [1], lr))
+    up, _ = problem.method.finish(ask, y_P, work, arrival.down, arrival.kept.own, scratch)
+    none_S = problem.federation.sizes_N[:0].to(y_P.device)
+    ups, b_SR = tree_map(lambda leaf: leaf.new_empty(0, *leaf.shape), (up, arrival.buffers_R))
+    return Replies(ups, none_S.long(), none_S, none_S), b_SR
 
 
 def partial(problem: Problem, replies: list[Reply]) -> Partial:
@@ -170,12 +190,17 @@ def partial(problem: Problem, replies: list[Reply]) -> Partial:
 
 
 def aggregate(
-    problem: Problem, state: State, replies: list[Reply], partials: Sequence[Partial] | None = None
+    problem: Problem,
+    state: State,
+    replies: list[Reply],
+    partials: Sequence[Partial] | None = None,
+    awake: sampling.Ids | None = None,
 ) -> tuple[State, dict[str, float]]:
     """Return the state after the server's half of a round, and the named numbers of its step.
 
     ``partials`` replace what the server needs of the replies; they are added in their order. Without a reply the server
-    keeps its state.
+    keeps its state, unless the method has differential privacy: the noise hides that nobody replied. ``awake`` are the
+    clients that were reached.
     """
     totals, t = state.totals, state.round
     for _, trained in replies:
@@ -185,15 +210,17 @@ def aggregate(
             forwards=totals.forwards + trained.forwards,
         )
     state = state._replace(round=t + 1, totals=totals)
-    if not replies:
+    if not replies and problem.method.privacy is None:
         return state, {}
     key = key_for(problem.config.seed, "server", t).to(problem.model.start_P.device)
     ask, grid = ServerAsk(problem.model, t, key), problem.method.grid
     if partials is None and grid is not None:
         partials = [partial(problem, replies)]
-    if partials is None:
-        collected, b_SR = collect(problem, replies)
+    if partials is None or not replies:
+        collected, b_SR = collect(problem, replies, awake) if replies else nobody(problem, state)
         given = base.combined(problem.method, state.server, collected)
+        if problem.method.screen is not None and problem.buffer_rule != "personal":
+            b_SR = problem.method.screen.coordinates(b_SR, collected.sizes_S)
         buffers = _buffers(problem, ask, state, weighted_sum(collected.weight_S, b_SR), (b_SR, collected))
     else:
         totals_S, sum_R = reduce(Partial.plus, partials)
@@ -244,7 +271,10 @@ def settle(
     skipped: list[int] = []
     totals, lr = state.totals, lr_of(problem, state.round)
     for client, received_bytes, sent_bytes, trained, finite in outcomes:
-        totals = totals._replace(bytes_down=totals.bytes_down + received_bytes, bytes_up=totals.bytes_up + sent_bytes)
+        if problem.topology is None:
+            totals = totals._replace(
+                bytes_down=totals.bytes_down + received_bytes, bytes_up=totals.bytes_up + sent_bytes
+            )
         if trained is None:
             continue
         if finite:
@@ -256,10 +286,19 @@ def settle(
                 f"client {client} diverged in round {state.round + 1}: loss {float(trained.loss):.3g}, update not "
                 f"finite at lr {lr:g}; try a lower lr, or diverged=skip to skip such replies"
             )
-    state, numbers = aggregate(problem, state._replace(totals=totals), replies, partials)
+    awake = drawn.ids[np.array(drawn.answers, dtype=bool)]
+    state, numbers = aggregate(problem, state._replace(totals=totals), replies, partials, awake)
+    if numbers and problem.topology is not None:  # neighbours send to each other
+        crossed = int(numbers["messages"] * numbers["edge_bytes"])
+        totals = state.totals
+        totals = totals._replace(bytes_down=totals.bytes_down + crossed, bytes_up=totals.bytes_up + crossed)
+        state = state._replace(totals=totals)
     # check the message to the next client: it holds all that matters, and no other client's row is read
     handed_out = [problem.in_use] if problem.method.hand_out else []
-    sent = [messages(each, state, drawn.ids[:1]) for each in [problem, *handed_out]] if replies else []
+    stepped = bool(replies) or problem.method.privacy is not None
+    to = drawn.ids[:1] if problem.topology is None else drawn.ids
+    to = to if len(to) else np.zeros(1, dtype=np.int64)
+    sent = [messages(each, state, to) for each in [problem, *handed_out]] if stepped else []
     if not all_finite(tuple(sent)):
         raise DivergedError(
             f"the server diverged in round {state.round}: its step is not finite although all replies were; "
@@ -273,6 +312,7 @@ def settle(
         "replies": len(replies),
         "loss": float(np.mean(losses)) if losses and np.isfinite(losses).all() else None,
         **state.totals._asdict(),
+        **budget.row(problem, state),
     }
     for name in numbers:
         if name in result or name in RESERVED or name.startswith(MEASURED):

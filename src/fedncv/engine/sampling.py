@@ -3,6 +3,7 @@
 Every scheme draws without replacement and has exact first-order inclusion probabilities:
 
     uniform     pi_u = m / N
+    poisson     pi_u = m / N, each client independently of the others: m on average, sometimes nobody
     weighted    pi_u = min(1, t n_u), t such that they sum to m          (systematic sampling)
     available   u is reachable with probability a_u; m of the reachable, or all of them if fewer:
                 pi_u = a_u E[min(1, m / (1 + K_u))],  K_u = how many others are reachable
@@ -27,6 +28,11 @@ def draw_uniform(rng: np.random.Generator, num_clients: int, m: int) -> Ids:
     if num_clients > FEW:
         return np.sort(rng.choice(num_clients, m, replace=False, shuffle=False))
     return np.sort(rng.permutation(num_clients)[:m])
+
+
+def draw_poisson(rng: np.random.Generator, num_clients: int, m: int) -> Ids:
+    """Draw each client with probability m / N, independently of the others."""
+    return np.flatnonzero(rng.random(num_clients) < m / num_clients)
 
 
 def weighted_inclusion(sizes: NDArray[np.float64], m: int) -> Probabilities:

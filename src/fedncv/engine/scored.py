@@ -24,7 +24,7 @@ from fedncv.engine.sampling import Ids, draw_uniform
 from fedncv.keys import generator
 
 
-def sample(seed: int, test_sizes: NDArray[np.int64], size: int) -> Ids | None:
+def sample(seed: int, test_sizes: NDArray[np.int64], size: int, *, purpose: str = "scored clients") -> Ids | None:
     """Return the clients to score, in order; None if they are all: ``size`` is 0, or not below those with test samples.
 
     Keyed by the seed alone, so that the sample is the same in every round, for every method, in every engine and after
@@ -33,7 +33,7 @@ def sample(seed: int, test_sizes: NDArray[np.int64], size: int) -> Ids | None:
     tested = np.flatnonzero(test_sizes)
     if not 0 < size < len(tested):
         return None
-    return tested[draw_uniform(generator(seed, "scored clients"), len(tested), size)]
+    return tested[draw_uniform(generator(seed, purpose), len(tested), size)]
 
 
 def standard_error(totals: NDArray[np.float64], sizes: NDArray[np.int64], num_clients: int) -> float | None:

@@ -112,6 +112,8 @@ class StackedEngine:
         self.batch = int(min(self.config.batch_size, sizes.max()))
         self.num_batches = int(-(-sizes.max() // self.config.batch_size))
         self._calls: dict[int, Calls] = {}
+        self._others: dict[str, Self] = {}
+        self._smallest: int | None = None  # batch, if not what training needs
         example = first.dataset.inputs(torch.arange(min(2, len(first.dataset.x))), first.dtype)
         self.scores_alone = mixes_in_scoring(first.model, example)
         """Whether a client's test samples must not be in one batch with others."""
@@ -136,6 +138,7 @@ class StackedEngine:
     def release(self, capacity: int | None = None) -> None:
         """Free the memory for clients in training, and begin again with as many at a time as there are."""
         first = self.problems[0]
+        self._others = {}
         clients = len(self.problems) * min(first.config.per_round, first.federation.num_clients)
         self._stage = None
         self.capacity = capacity or (clients if self.name == "stacked" else min(SLOTS, clients))
@@ -167,12 +170,28 @@ class StackedEngine:
         other._start_JP = self._start_JP[list(runs)]
         other._seeds = [self._seeds[j] for j in runs]
         other._planned = None
+        other._others = {}
         return other
 
     def scoring(self, ids: Ints) -> Self:
         """Return an engine that scores these clients of every run."""
         other = copy.copy(self)
-        other.problems = [problem._replace(sample=ids) for problem in self.problems]
+        other.problems = [problem._replace(sample=ids, guests=None) for problem in self.problems]
+        other._others = {}
+        return other
+
+    def with_problems(self, name: str, problems: Sequence[Problem], *, smallest: int | None = None) -> Self:
+        """Return an engine that measures by other local training of the same clients, kept under ``name``.
+
+        It has recorded steps of its own, the same samples in the same memory, and its work counts for nothing.
+        """
+        if name not in self._others:
+            other = copy.copy(self)
+            other.method, other._stage, other._planned, other._smallest = problems[0].method, None, None, smallest
+            other._others, other._calls = {}, {}
+            self._others[name] = other
+        other = self._others[name]
+        other.problems, other.capacity = list(problems), min(other.capacity, self.capacity)
         return other
 
     # ---- rounds ----------------------------------------------------------------------------------------
@@ -314,7 +333,8 @@ class StackedEngine:
         fixed = Fixed(down, own, ask.client, y_KP.new_tensor(self._lrs(plan, who)))
         # before training: a copy to a busy device waits for it
         work = self._work(plan, who, fixed.lr)
-        num_steps = torch.from_numpy(plan.counts.steps_KF[who].sum(1)).to(self.device, y_KP.dtype)
+        trained_KF = plan.counts.trained_KF(self.method, config.epochs)[who]
+        num_steps = torch.from_numpy(trained_KF.sum(1)).to(self.device, y_KP.dtype)
         computed = stage.computed
         for phase in range(len(self.method.phases(config.epochs))):
             steps = plan.counts.steps_KF[who, phase]
@@ -348,13 +368,13 @@ class StackedEngine:
     def _work(self, plan: Plan, who: Ints, lr_K: Tensor) -> Work:
         """Return the work of these clients in this round."""
         config = self.config
-        trained_KF = plan.counts.trained_KF(self.method, config.epochs)[who]
+        moved_KF = plan.counts.moved_KF(self.method, config.epochs)[who]
         mass = [
             total_step_of(self.problems[0].optimizer, steps, lr)
-            for steps, lr in zip(trained_KF.tolist(), self._lrs(plan, who), strict=True)
+            for steps, lr in zip(moved_KF.tolist(), self._lrs(plan, who), strict=True)
         ]
-        samples_KF = np.where(trained_KF > 0, plan.counts.samples_KF[who], 0)
-        numbers = np.stack([trained_KF.sum(1), samples_KF.sum(1)])
+        samples_KF = np.where(moved_KF > 0, plan.counts.samples_KF[who], 0)
+        numbers = np.stack([moved_KF.sum(1), samples_KF.sum(1)])
         steps_K, samples_K = torch.from_numpy(numbers).to(self.device)
         return Work(steps_K, samples_K, lr_K, lr_K.new_tensor(mass))
 
@@ -392,7 +412,7 @@ class StackedEngine:
         keys = orders.keys_for(seeds, "batches", round, ids)
         counts = orders.count(
             self.method, n_K, shares, epochs=config.epochs, batch_size=config.batch_size,
-            smallest=self.model.smallest_batch, keys=keys,
+            smallest=self._smallest or self.model.smallest_batch, keys=keys,
         )  # fmt: skip
         who = np.flatnonzero(counts.trained_KF(self.method, config.epochs).sum(1))
         drawn = None
@@ -428,7 +448,8 @@ class StackedEngine:
         keys = orders.keys_for(seeds, "client", round, rows % self.resident.num_clients)
         clients = self.resident.clients(rows)
         vmapped = self.name == "stacked"
-        return Asks(self.model, self.task, self.num_batches, round, clients, keys.to(self.device), vmapped)
+        sizes = self.num_batches, self.batch
+        return Asks(self.model, self.task, *sizes, round, clients, keys.to(self.device), vmapped)
 
     def _run_of(self, rows: Ints) -> Ints:
         return rows // self.resident.num_clients
@@ -483,7 +504,7 @@ class StackedEngine:
             if self.name == "stacked":
                 raise CannotStackError(mixing_layer(problem.model, self.model, example))
             self._models = self._models._replace(padded=None)
-        ids = np.argsort(-problem.clients.sizes, kind="stable")[:2]
+        ids = np.argsort(-problem.clients.sizes[: problem.federation.num_clients], kind="stable")[:2]
         arrived = self.arrive([start(each) for each in self.problems], self._of_the_first_run(ids))
         self.train(arrived, self.trial_plan(arrived.rows, 1))
 

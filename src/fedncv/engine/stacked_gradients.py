@@ -6,7 +6,6 @@ personal head, personal statistics), they are measured one after the other.
 
 from collections.abc import Iterator, Sequence
 
-import numpy as np
 import torch
 
 from fedncv.engine.asking import asking
@@ -14,6 +13,7 @@ from fedncv.engine.gradients import Gradients, Moments, Standing, collected, mom
 from fedncv.engine.orders import Ints
 from fedncv.engine.problem import State
 from fedncv.engine.stacked import StackedEngine
+from fedncv.engine.stacked_looking import surveyed
 
 GROUP = 512  # clients whose models are in memory at a time
 
@@ -25,7 +25,7 @@ def gradients(engine: StackedEngine, states: Sequence[State]) -> Iterator[Gradie
 
 def _of_run(engine: StackedEngine, states: Sequence[State], j: int) -> Gradients:
     problem = engine.problems[j]
-    holders = np.flatnonzero(problem.clients.sizes)
+    holders = problem.holders
     groups = [holders[i : i + GROUP] for i in range(0, len(holders), GROUP)]
     return collected(problem, (each for ids in groups for each in of_clients(engine, states, j, ids)))
 
@@ -36,13 +36,17 @@ def of_clients(engine: StackedEngine, states: Sequence[State], j: int, ids: Ints
     arrived = engine.arrive(states, [ids if k == j else ids[:0] for k in range(len(states))])
 
     def begin(ask_of, down, own, b_R):  # type: ignore[no-untyped-def]
-        ask = ask_of(b_R)
-        y_P, _ = method.begin(ask, down, own)
-        offset_C = method.predict(ask, y_P, down, own).offset_C
-        return (y_P,) if offset_C is None else (y_P, offset_C)
+        return method.begin(ask_of(b_R), down, own)[0]
+
+    def offset_of(ask_of, y_P, down, own, b_R, survey):  # type: ignore[no-untyped-def]
+        offset_C = method.predict(ask_of(b_R, None, survey), y_P, down, own).offset_C
+        return () if offset_C is None else (offset_C,)
 
     asks = engine.asks(arrived.rows, states[j].round)
-    y_KP, *offset = asking(begin, asks, arrived.down, arrived.own, arrived.buffers_KR)
+    y_KP = asking(begin, asks, arrived.down, arrived.own, arrived.buffers_KR)
+    survey = surveyed(engine, arrived, y_KP, states[j].round)
+    offset = asking(offset_of, asks, y_KP, arrived.down, arrived.own, arrived.buffers_KR, survey)
+    y_KP = y_KP[:, : problem.model.layout.num_parameters]
     inputs = lambda index: (resident.inputs(index), resident.targets(index))  # noqa: E731
     parts = [torch.from_numpy(problem.clients.train[u]) for u in ids.tolist()]
     alike = bool((y_KP == y_KP[0]).all() & (arrived.buffers_KR == arrived.buffers_KR[0]).all())

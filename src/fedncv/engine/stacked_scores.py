@@ -12,15 +12,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedncv.engine.asking import Asks, asking
-from fedncv.engine.evaluate import CHUNK, Scored, shared_model, summary, summary_before
+from fedncv.engine.evaluate import CHUNK, Scored, decided, decides, shared_model, summary, summary_before
 from fedncv.engine.gradients import Gradients
 from fedncv.engine.orders import Ints
 from fedncv.engine.problem import State, start
 from fedncv.engine.stacked import Arrived, StackedEngine
 from fedncv.engine.stacked_gradients import gradients
-from fedncv.methods.base import Ask, Method
+from fedncv.engine.stacked_looking import surveyed
+from fedncv.methods.base import Prediction
 from fedncv.notes import note
-from fedncv.tree import tree_map
+from fedncv.tree import row, tree_map
 
 BLOCK = 64  # test samples of one client in a forward pass
 GROUP = 512  # clients whose models are held at a time, or as many as a round has
@@ -44,13 +45,14 @@ def each_before(engine: StackedEngine, states: Sequence[State]) -> list[dict[int
     scored: list[dict[int, tuple[Scored, float]]] = [{} for _ in states]
     shared = [shared_model(p, s) for p, s in zip(engine.problems, states, strict=True)]
     for arrived, rows in _groups(engine, states):
-        x_KP, used_KR, *offset = _received(engine, arrived, states[0].round)
-        mine = pooled = scores(engine, rows, x_KP, used_KR, *offset)
+        used = _received(engine, arrived, states[0].round)
+        mine = pooled = scores(engine, rows, used)
         if shared[0] is not None:
             run_K = torch.from_numpy(rows // num_clients).to(engine.device)
             shared_KP = torch.stack([x for x in shared if x is not None])[run_K]
-            if offset or not torch.equal(x_KP, shared_KP) or not torch.equal(used_KR, arrived.buffers_KR):
-                pooled = scores(engine, rows, shared_KP, arrived.buffers_KR)
+            alone = Prediction(shared_KP, arrived.buffers_KR)
+            if used.offset_C is not None or decides(used) or not _equal(used, alone):
+                pooled = scores(engine, rows, alone)
         for r, each, with_shared in zip(rows.tolist(), mine, pooled, strict=True):
             scored[r // num_clients][r % num_clients] = each, with_shared.total
     return scored
@@ -64,9 +66,11 @@ def after(engine: StackedEngine, states: Sequence[State]) -> list[dict[str, Any]
 
 def each_after(engine: StackedEngine, states: Sequence[State]) -> list[dict[int, Scored]]:
     """Return ``evaluate.score_after`` of the scored clients of every run."""
-    num_clients = engine.resident.num_clients
+    num_clients, scoring = engine.resident.num_clients, engine
     scored: list[dict[int, Scored]] = [{} for _ in states]
     work = engine.used, engine.computed
+    if engine.method.finetune is not None:
+        engine = engine.with_problems("after", [problem.tuning for problem in engine.problems])
     for arrived, rows in _groups(engine, states):
         plan = engine.plan(rows, [1.0] * len(rows), states[0].round)
         asks = engine.asks(rows, states[0].round)
@@ -84,20 +88,21 @@ def each_after(engine: StackedEngine, states: Sequence[State]) -> list[dict[int,
                 (y_KP, own, buffers_KR),
                 (replied.y_KP, replied.own, replied.buffers_KR),
             )
-        x_KP, used_KR, *offset = _trained(engine, asks, arrived, y_KP, own, buffers_KR)
-        for r, each in zip(rows.tolist(), scores(engine, rows, x_KP, used_KR, *offset), strict=True):
+        used = _trained(engine, asks, arrived, y_KP, own, buffers_KR)
+        for r, each in zip(rows.tolist(), scores(scoring, rows, used), strict=True):
             scored[r // num_clients][r % num_clients] = each
     engine.used, engine.computed = work  # measuring is not counted as work
     return scored
 
 
-def scores(
-    engine: StackedEngine, rows: Ints, x_KP: Tensor, buffers_KR: Tensor, offset_KC: Tensor | None = None
-) -> list[Scored]:
-    """Score each client's test samples, at its own parameters."""
+def scores(engine: StackedEngine, rows: Ints, used: Prediction) -> list[Scored]:
+    """Score each client's test samples, with what it predicts with (K rows)."""
+    x_KP, buffers_KR, offset_KC, _ = used
+    if decides(used):  # each by itself: its samples alone
+        return _scores_in_turn(engine, rows, np.arange(len(rows)), used)
     firsts = _firsts(engine, x_KP, buffers_KR)
     if engine.name == "streams" or engine.scores_alone or len(firsts) <= len(rows) / FEW:
-        return _scores_in_turn(engine, rows, firsts, x_KP, buffers_KR, offset_KC)
+        return _scores_in_turn(engine, rows, firsts, used)
     resident, model, task = engine.resident, engine.model, engine.problems[0].task
     sizes = resident.test.sizes[rows]
     block = int(min(BLOCK, sizes.max()))
@@ -146,10 +151,9 @@ def _firsts(engine: StackedEngine, x_KP: Tensor, buffers_KR: Tensor) -> Ints:
     return np.flatnonzero(~same_K.cpu().numpy())
 
 
-def _scores_in_turn(
-    engine: StackedEngine, rows: Ints, firsts: Ints, x_KP: Tensor, buffers_KR: Tensor, offset_KC: Tensor | None
-) -> list[Scored]:
+def _scores_in_turn(engine: StackedEngine, rows: Ints, firsts: Ints, used: Prediction) -> list[Scored]:
     """Score one model after the other, each on the samples of all its clients: from one of ``firsts`` to the next."""
+    x_KP, buffers_KR, offset_KC, given = used
     resident, model, task = engine.resident, engine.scoring_model, engine.problems[0].task
     sizes = resident.test.sizes[rows]
     at_once = CHUNK if engine.scores_alone else 4 * CHUNK
@@ -166,6 +170,9 @@ def _scores_in_turn(
             with torch.no_grad():
                 output, _ = model.forward(x_KP[first], buffers_KR[first], resident.inputs(index_B), mode="eval")
                 logits = output.logits_BC if offset_KC is None else output.logits_BC + offset_KC[owner_B]
+                if decides(used):
+                    mine = Prediction(x_KP[first], buffers_KR[first], None, row(given, int(first)))
+                    logits = decided(engine.method, model, mine, output._replace(logits_BC=logits))
                 score_B = task.score(logits, resident.targets(index_B))
             total_K.index_add_(0, owner_B, score_B.to(torch.float64))
             if keeps:
@@ -184,36 +191,37 @@ def _runs_of(owner: Ints, values: NDArray[Any]) -> Iterator[tuple[int, NDArray[A
         yield int(owner[first]), part
 
 
-def _received(engine: StackedEngine, arrived: Arrived, round: int) -> tuple[Tensor, ...]:
+def _received(engine: StackedEngine, arrived: Arrived, round: int) -> Prediction:
     """Return what each client predicts with when it receives its model."""
+    asks = engine.asks(arrived.rows, round)
 
-    def predict(ask_of, down, own, b_R):  # type: ignore[no-untyped-def]
-        ask = ask_of(b_R)
-        y_P, _ = engine.method.begin(ask, down, own)
-        return _prediction(engine.method, ask, y_P, down, own)
+    def begin(ask_of, down, own, b_R):  # type: ignore[no-untyped-def]
+        return engine.method.begin(ask_of(b_R), down, own)[0]
 
-    predicted: tuple[Tensor, ...] = asking(
-        predict, engine.asks(arrived.rows, round), arrived.down, arrived.own, arrived.buffers_KR
-    )
-    return predicted
+    y_KP = asking(begin, asks, arrived.down, arrived.own, arrived.buffers_KR)
+    return _trained(engine, asks, arrived, y_KP, arrived.own, arrived.buffers_KR)
 
 
 def _trained(
     engine: StackedEngine, asks: Asks, arrived: Arrived, y_KP: Tensor, own: Any, buffers_KR: Tensor
-) -> tuple[Tensor, ...]:
+) -> Prediction:
     """Return what each client predicts with after its local training to ``y_KP``."""
+    given_offset = False
 
-    def predict(ask_of, y_P, down, own, b_R, received_R):  # type: ignore[no-untyped-def]
-        return _prediction(engine.method, ask_of(b_R, received_R), y_P, down, own)
+    def predict(ask_of, y_P, down, own, b_R, received_R, survey):  # type: ignore[no-untyped-def]
+        nonlocal given_offset
+        used = engine.method.predict(ask_of(b_R, received_R, survey), y_P, down, own)
+        given_offset = used.offset_C is not None
+        return tuple(used) if given_offset else (used.x_P, used.buffers_R, (), used.given)
 
-    predicted: tuple[Tensor, ...] = asking(predict, asks, y_KP, arrived.down, own, buffers_KR, arrived.buffers_KR)
-    return predicted
+    survey = surveyed(engine, arrived._replace(own=own, buffers_KR=buffers_KR), y_KP, asks.round)
+    arguments = y_KP, arrived.down, own, buffers_KR, arrived.buffers_KR, survey
+    x_KP, used_KR, offset_KC, given = asking(predict, asks, *arguments)
+    return Prediction(x_KP, used_KR, offset_KC if given_offset else None, given)
 
 
-def _prediction(method: Method, ask: Ask, y_P: Tensor, down: Any, own: Any) -> tuple[Tensor, ...]:
-    """Return the parameters, running statistics and, if there is one, the offset that a client predicts with."""
-    x_P, buffers_R, offset_C = method.predict(ask, y_P, down, own)
-    return (x_P, buffers_R) if offset_C is None else (x_P, buffers_R, offset_C)
+def _equal(used: Prediction, other: Prediction) -> bool:
+    return torch.equal(used.x_P, other.x_P) and torch.equal(used.buffers_R, other.buffers_R)
 
 
 def _groups(engine: StackedEngine, states: Sequence[State]) -> Iterator[tuple[Arrived, Ints]]:
@@ -239,10 +247,13 @@ class ScoringEngine(StackedEngine):
         states = [start(each) for each in self.problems]
         arrived = self.arrive(states, self._of_the_first_run(ids), in_use=True)
         asks = self.asks(arrived.rows, 0)
-        x_KP, used_KR, *offset = _received(self, arrived, 0)
-        scores(self, arrived.rows, x_KP, used_KR, *offset)
-        x_KP, used_KR, *offset = _trained(self, asks, arrived, x_KP, arrived.own, arrived.buffers_KR)
-        scores(self, arrived.rows, x_KP, used_KR, *offset)
+        scores(self, arrived.rows, _received(self, arrived, 0))
+
+        def begin(ask_of, down, own, b_R):  # type: ignore[no-untyped-def]
+            return self.method.begin(ask_of(b_R), down, own)[0]
+
+        y_KP = asking(begin, asks, arrived.down, arrived.own, arrived.buffers_KR)
+        scores(self, arrived.rows, _trained(self, asks, arrived, y_KP, arrived.own, arrived.buffers_KR))
 
     def before(self, states: Sequence[State]) -> list[dict[str, Any]]:
         return self._until_it_fits(lambda: before(self, states))

@@ -168,7 +168,9 @@ class Stage:
         assert self._fixed is not None
         problem, resident = self._problem, self._resident
         config, method = problem.config, problem.method
-        part = method.phases(config.epochs)[phase]
+        phases = method.phases(config.epochs)
+        part = phases[phase]
+        counts = bool(part.trains) or not any(each.trains for each in phases)
 
         def client_step(moving, fixed, x_B, target_B, weight_B, number, key):  # type: ignore[no-untyped-def]
             ask = Ask(
@@ -179,6 +181,7 @@ class Stage:
                 round=self._round,
                 key=key,
                 num_batches=self._num_batches,
+                batch_size=self._tables[phase].index_TBK.shape[1],
                 phase=phase,
                 mode=part.mode,
                 stacked=True,
@@ -191,7 +194,8 @@ class Stage:
             notes = ask.notes
             self.calls[phase] = Calls(notes.num_gradients, notes.num_forwards)
             self._round_matters[phase] = notes.saw_round
-            return Moving(y_P, state, notes.buffers_R, scratch, moving.loss + notes.value.to(moving.loss))
+            loss = moving.loss + notes.value.to(moving.loss) if counts else moving.loss
+            return Moving(y_P, state, notes.buffers_R, scratch, loss)
 
         first = tree_map(lambda leaf: leaf[:k], (self._moving, self._fixed))
         batch = resident.batch(self._tables[phase], self._step, k)

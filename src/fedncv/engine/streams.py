@@ -208,7 +208,9 @@ class Streams:
     def _one_step(self, slot: Slot, phase: int, size: int, padded: bool) -> None:
         problem, resident, moving, fixed = self._problem, self._resident, slot.moving, slot.fixed
         method = problem.method
-        part = method.phases(problem.config.epochs)[phase]
+        phases = method.phases(problem.config.epochs)
+        part = phases[phase]
+        counts = bool(part.trains) or not any(each.trains for each in phases)
         model = self._models.padded if padded and self._models.padded is not None else self._models.whole
         index_B, weight_B, number, key = (leaf.index_select(0, slot.step)[0] for leaf in slot.steps)
         index_B, weight_B = index_B[:size], weight_B[:size]
@@ -220,6 +222,7 @@ class Streams:
             round=self._round,
             key=key,
             num_batches=self._num_batches,
+            batch_size=slot.steps.index_TB.shape[1],
             phase=phase,
             mode=part.mode,
         )
@@ -229,7 +232,8 @@ class Streams:
         notes = ask.notes
         self.calls[phase] = Calls(notes.num_gradients, notes.num_forwards)
         self._round_matters[phase] = notes.saw_round
-        new = Moving(y_P, state, notes.buffers_R, scratch, moving.loss + notes.value.to(moving.loss))
+        loss = moving.loss + notes.value.to(moving.loss) if counts else moving.loss
+        new = Moving(y_P, state, notes.buffers_R, scratch, loss)
         overwrite(_tensors(moving), _tensors(new))
         slot.step += 1
 

@@ -8,6 +8,12 @@ This package only translates messages: a client runs ``engine.local.train``, the
     halves        the problem as the server sees it (no data) and as a client sees it (only its own)
     own           a client's state between rounds, on its disk
     rules         limits of the server: time, sizes, norms
+    consent       what a client agrees to, in its own rules
+    scoring       federated evaluation: sums of the scores of clients that agree
+    audit         an append-only log in which every line holds the hash of the one before
+    record        what a run's server notes: the audit log and its progress
+    exposition    health and metrics on the loopback interface
+    units         files for systemd and for `docker compose`
     client        a client's replies          client_app   the Flower ClientApp around them
     server        the server's rounds         server_app   the Flower ServerApp around them
     errors        what the server is told of a failure at a client

@@ -20,11 +20,13 @@ import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from fedncv.config import RunConfig, from_dict
+from fedncv.engine.arithmetic import arithmetic
 from fedncv.engine.evaluate import score_before
 from fedncv.engine.local import Trained, train
-from fedncv.engine.problem import Arrival, Problem
+from fedncv.engine.problem import Arrival, Problem, find_device
 from fedncv.engine.sequential import one_thread
-from fedncv.flower import handshake, refusals
+from fedncv.flower import audit, handshake, refusals
+from fedncv.flower.consent import ClientRules, check_size, check_terms, read_client_rules, terms_of
 from fedncv.flower.halves import Down, Up, arrival_of, check, check_constants, client_problem, down_template, travelling
 from fedncv.flower.handshake import SERVER
 from fedncv.flower.own import Own
@@ -51,17 +53,36 @@ class Client(NamedTuple):
     run: str
     folder: Path
     problem: Problem
+    rules: ClientRules
     secure: str = ""  # the settings of secure sums; empty: the run has none
 
 
-def client_of(study: str, run: str, number: int, folder: Path, secure: str = "") -> Client:
-    """Return client ``number`` of the run, with the data in its folder."""
-    config = study_of(study)
+def client_of(study: str, run: str, number: int, folder: Path, secure: str = "", *, device: str = "cpu") -> Client:
+    """Return client ``number`` of the run, with the data in its folder. Raise RefusedError if its rules forbid it."""
+    config, rules = study_of(study), rules_of(folder)
     if not 0 <= number < config.clients:
         raise RefusedError("number", f"this is client {number}, but the run has clients 0 to {config.clients - 1}")
     if not run or not all(c.isalnum() or c in "._-" for c in run) or run.startswith("."):
         raise ValueError(f"{run!r} is not a valid name of a run")  # it is used as a folder's name
-    return Client(number, run, folder, client_problem(config, read(folder / "data"), number), secure)
+    check_terms(rules, terms_of(config, secure))
+    _check_device(device)
+    problem = client_problem(config, read(folder / "data"), number, device=device)
+    check_size(rules, problem.model.layout.num_parameters)
+    return Client(number, run, folder, problem, rules, secure)
+
+
+def rules_of(folder: Path) -> ClientRules:
+    try:
+        return read_client_rules(folder)
+    except ValueError as error:
+        raise RefusedError("consent", str(error), "the file cannot be read") from None
+
+
+def _check_device(device: str) -> None:
+    try:
+        find_device(device)
+    except ValueError as error:
+        raise RefusedError("device", str(error), device) from None
 
 
 def study_of(text: str, *, is_ours: bool = False) -> RunConfig:
@@ -76,20 +97,32 @@ def study_of(text: str, *, is_ours: bool = False) -> RunConfig:
     return config
 
 
-def answer(handle: Callable[[C, Message], Message], make: Callable[[], C], request: Message) -> Message:
-    """Return the reply of ``handle``, or a refusal: a code, and no text of this machine. The text goes to the log."""
+def answer(
+    handle: Callable[[C, Message], Message],
+    make: Callable[[], C],
+    request: Message,
+    failed: Callable[[Exception], None] = lambda _: None,
+) -> Message:
+    """Return the reply of ``handle``, or a refusal: a code, and no text of this machine. The text goes to the log.
+
+    ``failed`` is told of the error too.
+    """
     try:
         if request.content.get(SERVER) is not None:  # before the study is read, which another version may not know
             handshake.check(request.content[SERVER], handshake.installed())
         return handle(make(), request)
     except Exception as error:
-        log.exception("cannot answer")
+        if isinstance(error, RefusedError):
+            log.warning("refused: %s", error)
+        else:
+            log.exception("cannot answer")
+        failed(error)
         return refusals.write(error, request)
 
 
 def count_samples(client: Client, request: Message) -> Message:
     """Reply with the number of training samples, which estimators need in advance, and the mark of the data file."""
-    _check_plain(client)
+    check_plain(client)
     content = records(request, SERVER, what="a request for the sample count")
     handshake.check(content[SERVER], handshake.identity_of(client.problem.config))
     found: dict[str, Any] = {SAMPLES: _samples(client), DATA: handshake.data_mark(client.folder, client.run)}
@@ -98,7 +131,7 @@ def count_samples(client: Client, request: Message) -> Message:
 
 def train_round(client: Client, request: Message) -> Message:
     """Train for one round; store the client's state on disk before the reply is sent."""
-    _check_plain(client)
+    check_plain(client)
     content = records(request, ARRAYS, ASK, SERVER, what=WHAT)
     with Own(client.folder / "runs", client.run).locked():
         trained = trained_for(client, content)
@@ -106,7 +139,7 @@ def train_round(client: Client, request: Message) -> Message:
     return Message(RecordDict({ARRAYS: encode(reply)}), reply_to=request)
 
 
-def _check_plain(client: Client) -> None:
+def check_plain(client: Client) -> None:
     """Raise RefusedError if the run has secure sums: then no reply of this client leaves it as it is."""
     if client.secure:
         raise RefusedError("plain", "the run has secure sums, and the server asks for the client's own reply")
@@ -124,7 +157,7 @@ def trained_for(client: Client, content: RecordDict, joined: str | None = None) 
     if not isinstance(asked, ConfigRecord):
         raise WireError(f"{what}: record {ASK!r} is a {type(asked).__name__}")
     check_constants(problem, asked.get("constants", 0.0))
-    keep = _rounds(asked.get(KEEP))
+    keep = rounds_to_keep(asked.get(KEEP))
     plain = [SAMPLES] if joined is None else []
     beside = ["constants", KEEP, *([DATA] if joined is None else [])]
     round, counted, rollbacks, *held = whole_numbers(
@@ -132,14 +165,10 @@ def trained_for(client: Client, content: RecordDict, joined: str | None = None) 
     )
     if not 1 <= round <= problem.config.rounds:
         raise WireError(f"the server asks for round {round} of {problem.config.rounds}")
-    if (asked.get(DATA) if joined is None else joined) != handshake.data_mark(client.folder, client.run):
-        raise RefusedError("data", f"the data file in {client.folder} is not the one with which the client joined")
-    if held and held[0] != _samples(client):
-        text = f"the server holds {held[0]} training samples of this client, which has {_samples(client)}"
-        raise RefusedError("samples", text, f"{_samples(client)}, not {held[0]}")
+    data_of(client, asked.get(DATA) if joined is None else joined, held[0] if held else None)
     message: Down = decode(arrays(content), down_template(problem), what="the server's message")
     own = Own(client.folder / "runs", client.run)
-    with one_thread():
+    with one_thread(), arithmetic(problem.config):
         kept = own.begin(problem, u, round=round, counted=counted, keep=keep, rollbacks=rollbacks)
         arrival = arrival_of(problem, u, message, kept)
         trained = train(problem, round - 1, arrival)
@@ -155,7 +184,16 @@ def _samples(client: Client) -> int:
     return len(client.problem.clients.train[client.u])
 
 
-def _rounds(given: object) -> list[int]:
+def data_of(client: Client, mark: object, held: int | None) -> None:
+    """Raise RefusedError unless the client still has the data with which it joined."""
+    if mark != handshake.data_mark(client.folder, client.run):
+        raise RefusedError("data", f"the data file in {client.folder} is not the one with which the client joined")
+    if held is not None and held != _samples(client):
+        text = f"the server holds {held} training samples of this client, which has {_samples(client)}"
+        raise RefusedError("samples", text, f"{_samples(client)}, not {held}")
+
+
+def rounds_to_keep(given: object) -> list[int]:
     if not isinstance(given, list) or not all(type(round) is int and round > 0 for round in given):
         raise WireError("a request for a round must list the rounds to keep")
     return [int(round) for round in given]
@@ -173,11 +211,13 @@ def _history(client: Client, round: int, arrival: Arrival, trained: Trained) -> 
     }
     if problem.method.grid is not None:
         line["beyond_bound"] = int(field_of(trained.up, "beyond_bound"))
+    if head := audit.head_of(client.folder / audit.AUDIT):  # so that a log whose end was cut is recognised
+        line[audit.HEAD] = head
     tested, every = len(problem.clients.test[client.u]), problem.config.eval_every
     if tested and every and (round - 1) % every == 0:
         scored, _ = score_before(problem, round - 1, arrival, None)
         line["before"] = scored.total / tested if math.isfinite(scored.total) else None
-        targets = problem.dataset.y[torch.from_numpy(problem.clients.test[client.u])].numpy()
+        targets = problem.dataset.y[torch.from_numpy(problem.clients.test[client.u])].cpu().numpy()
         for metric in problem.metrics:
             assert scored.outputs is not None
             line[f"before_{metric.name}"] = value(metric, scored.outputs, targets, of=f"client {client.u}")

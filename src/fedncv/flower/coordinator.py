@@ -205,10 +205,11 @@ def follow(
     restarts: int = 3,
     submitted: int | None = None,
     on_round: Callable[[int], None] | None = None,
+    on_look: Callable[[], None] | None = None,
 ) -> Run:
     """Start or resume a run until its last round is on the disk; resume it if it stops before.
 
-    ``submitted`` is Flower's number of a run in progress.
+    ``submitted`` is Flower's number of a run in progress. ``on_look`` is called at every look at the run's folder.
     """
     run_folder = _run_folder(folder, name)
     deadline = time.monotonic() + seconds
@@ -227,6 +228,8 @@ def follow(
                 seen, looked = run.rounds, time.monotonic()
                 if on_round is not None:
                     on_round(seen)
+            if on_look is not None:
+                on_look()
             if run.status == "finished":
                 return run
             _raise_if_stopped(folder, name, seen)

@@ -8,7 +8,10 @@
                  roster.toml                   the same keys, for secure sums
                  nodes.json registered.json    client -> node, and its key; written when the keys are registered
                  runs/NAME/                    config, metrics and checkpoints of a run, as for any run of fedncv
-    clients/0/   client.toml                   its number, and the server's address
+                 audit.jsonl                   who sent what, in all runs (see ``audit``)
+    clients/0/   client.toml                   its number, the server's address, its device
+                 rules.toml                    what it agrees to (see ``consent``)
+                 audit.jsonl                   what it was asked, and what it answered
                  node.key node.pub ca.crt      its key, and the certificate it trusts
                  roster.toml                   the public keys of all clients, for secure sums
                  data/samples.safetensors      its samples
@@ -20,6 +23,7 @@ Copy server/ to the server's machine and clients/u/ to client u's machine. No pa
 
 import json
 import os
+import re
 import secrets
 import socket
 import sys
@@ -29,12 +33,14 @@ from typing import Any, NamedTuple
 from fedncv.config import RunConfig, read_toml
 from fedncv.data import divide, load, split, standardised
 from fedncv.flower import certificates, samples
+from fedncv.flower.consent import RULES, ClientRules, write_client_rules
 from fedncv.flower.halves import check
 from fedncv.flower.keeper import Watch
 from fedncv.flower.private import private_files, private_folder
 from fedncv.flower.roster import write_rosters
 from fedncv.flower.rules import Rules, write_rules
 from fedncv.flower.samples import Form, form_of
+from fedncv.flower.units import write_units
 from fedncv.store import write_atomically
 
 SERVER_VARIABLE = "FEDNCV_FEDERATION_SERVER"  # tells the ServerApp where the server's folder is
@@ -49,12 +55,15 @@ class ServerSettings(NamedTuple):
     inner_port: int  # of Flower's server behind the gate, open only to this machine
     clients: int
     form: Form
+    metrics_port: int = 0  # on the loopback interface; 0: no metrics
 
 
 class ClientSettings(NamedTuple):
     client: int
     server: str  # host:port
     port: int  # of the client's own Flower process, on its loopback
+    device: str = "cpu"  # that it trains on: cpu, cuda, cuda:1
+    metrics_port: int = 0  # on the loopback interface; 0: no metrics
 
 
 def init(folder: Path, config: RunConfig, *, host: str, port: int, listen: str, rules: Rules = Rules()) -> None:
@@ -82,6 +91,7 @@ def init(folder: Path, config: RunConfig, *, host: str, port: int, listen: str, 
         write_server_settings(server, ServerSettings(listen, port, inner_port, config.clients, form_of(dataset)))
         sizes = {u: len(part) for u, part in enumerate(clients.train)}
         (server / "rules.toml").write_text(write_rules(rules, sizes=sizes), encoding="utf-8")
+        write_units(server)
         for u in range(config.clients):
             mine = write_client(folder, ClientSettings(u, f"{host}:{port}", ports[u]))
             samples.write(mine / "data", samples.part(dataset, clients, u))
@@ -95,6 +105,8 @@ def write_client(folder: Path, settings: ClientSettings) -> Path:
         mine.mkdir(parents=True)
         (mine / "ca.crt").write_bytes((server / "ca.crt").read_bytes())
         write_client_settings(mine, settings)
+        (mine / RULES).write_text(write_client_rules(ClientRules()), encoding="utf-8")
+        write_units(mine)
         write_atomically(key_file(server, settings.client), certificates.write_node(mine), name="key")
     return mine
 
@@ -113,13 +125,14 @@ def free_ports(number: int) -> list[int]:
 
 
 def write_server_settings(server: Path, settings: ServerSettings) -> None:
-    lines = [f"{name} = {json.dumps(value)}" for name, value in settings._asdict().items() if name != "form"]
+    named = {name: value for name, value in settings._asdict().items() if name != "form"}
+    lines = [f"{name} = {json.dumps(value)}{SAID.get(name, '')}" for name, value in named.items()]
     lines += ["", "[form]", *(f"{name} = {json.dumps(value)}" for name, value in settings.form._asdict().items())]
     (server / "server.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def read_server_settings(server: Path) -> ServerSettings:
-    values = _read(server / "server.toml", ServerSettings._fields)
+    values = _read(server / "server.toml", ServerSettings)
     form = values["form"]
     if sorted(form) != sorted(Form._fields):
         raise ValueError(f"{server / 'server.toml'}: [form] must give {', '.join(Form._fields)}")
@@ -131,21 +144,41 @@ def read_form(server: Path) -> Form:
     return read_server_settings(server).form
 
 
+SAID = {
+    "device": "  # that this client trains on: cpu, cuda, or one of several GPUs, such as cuda:1",
+    "metrics_port": "  # serve health and metrics on this port of the loopback interface; 0: no metrics",
+}
+
+
 def write_client_settings(client: Path, settings: ClientSettings) -> None:
-    lines = [f"{name} = {json.dumps(value)}" for name, value in settings._asdict().items()]
+    lines = [f"{name} = {json.dumps(value)}{SAID.get(name, '')}" for name, value in settings._asdict().items()]
     (client / "client.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def read_client_settings(client: Path) -> ClientSettings:
-    return ClientSettings(**_read(client / "client.toml", ClientSettings._fields))
+    settings = ClientSettings(**_read(client / "client.toml", ClientSettings))
+    if not isinstance(settings.device, str) or not re.fullmatch(r"cpu|cuda(:\d\d?)?", settings.device, re.ASCII):
+        raise ValueError(
+            f"{client / 'client.toml'}: unknown device {settings.device!r}; use cpu, cuda, or one of several "
+            "GPUs, such as cuda:0"
+        )
+    return settings
 
 
-def _read(path: Path, names: tuple[str, ...]) -> dict[str, Any]:
+def _read(path: Path, kind: Any) -> dict[str, Any]:
+    """Return the settings of a part. Those with a default may be missing: earlier versions did not write them."""
     if not path.exists():
         raise ValueError(f"there is no {path}; `fedncv federation init FOLDER` writes it")
     values = read_toml(path)
-    if sorted(values) != sorted(names):
-        raise ValueError(f"{path} must give {', '.join(names)}, but gives {', '.join(values)}")
+    must, may = set(kind._fields) - set(kind._field_defaults), set(kind._field_defaults)
+    if not must <= set(values) <= must | may:
+        names = ", ".join(name for name in kind._fields if name in must)
+        raise ValueError(
+            f"{path} must give {names}, and may give {', '.join(sorted(may))}; it gives {', '.join(values)}"
+        )
+    port = values.get("metrics_port", 0)
+    if type(port) is not int or not 0 <= port < 65536:
+        raise ValueError(f"{path}: metrics_port must be from 1 to 65535, or 0 for no metrics, not {port!r}")
     return values
 
 
@@ -250,7 +283,7 @@ def server_commands(server: Path) -> list[list[str]]:
     executor = _script("executor", f"{at}/flower/{WORKER}", "--runtime-api-address", reachable(settings))
     executor += ["--root-certificates", f"{at}/ca.crt", "--superexec-auth-secret-file", f"{at}/flower/{SECRET}"]
     gate = _script("gate", settings.host, str(settings.port), str(settings.inner_port), str(at))
-    return [superlink, executor, gate]
+    return [superlink, executor, gate, *_exposition(at, settings.metrics_port)]
 
 
 def client_commands(client: Path) -> list[list[str]]:
@@ -263,10 +296,18 @@ def client_commands(client: Path) -> list[list[str]]:
         *("--auth-supernode-private-key", f"{at}/node.key"),
         *("--host", "127.0.0.1", "--port", str(settings.port)),
         *("--isolation", "process", *secret),
-        *("--node-config", f"client={settings.client} folder={json.dumps(str(at))}"),
+        *(
+            "--node-config",
+            f"client={settings.client} folder={json.dumps(str(at))} device={json.dumps(settings.device)}",
+        ),
     ]
     executor = _script("executor", f"{at}/flower/{WORKER}", "--runtime-api-address", own, "--insecure", *secret)
-    return [node, executor]
+    return [node, executor, *_exposition(at, settings.metrics_port)]
+
+
+def _exposition(part: Path, port: int) -> list[list[str]]:
+    """Return the command that serves metrics on the loopback interface, if the part has a port for it."""
+    return [_script("exposition", str(part), str(port))] if port else []
 
 
 def client_watch(client: Path) -> Watch:

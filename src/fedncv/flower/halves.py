@@ -47,7 +47,19 @@ def check(config: RunConfig) -> None:
         value, default = getattr(config, name), getattr(RunConfig, name)
         if value != default:
             raise ValueError(f"{name} is {value!r}: {why}; leave it at {default!r}")
-    tells = find_method(config.method).joining
+    method = find_method(config.method)
+    if method.only_simulated:
+        raise ValueError(f"{config.method} is for simulations: {method.only_simulated}")
+    if method.privacy is not None:
+        raise ValueError(
+            f"{config.method}: the noise of +dp is drawn from the seed of the run, which clients are told and could "
+            "remove it with; secret noise for federations is not built yet; use +dp in a simulation"
+        )
+    if method.graph != "any":
+        raise ValueError(
+            f"{config.method} is for federations without a server (docs/topology.md); use it in a simulation"
+        )
+    tells = method.joining
     if tells:
         raise ValueError(
             f"{config.method} needs {', '.join(tells)} of every client when it joins, which a federation does not ask "
@@ -55,6 +67,10 @@ def check(config: RunConfig) -> None:
         )
     if config.sampling == "available":
         raise ValueError("sampling is available: who is reachable shows by itself; use uniform or weighted")
+    if config.sampling == "poisson":
+        raise ValueError(
+            "sampling is poisson: a round may ask nobody, which federations cannot; use uniform or weighted"
+        )
 
 
 def server_problem(config: RunConfig, form: Form, sizes: list[int]) -> Problem:
@@ -64,10 +80,11 @@ def server_problem(config: RunConfig, form: Form, sizes: list[int]) -> Problem:
     return build(config, data=form.placeholder(2), clients=clients)
 
 
-def client_problem(config: RunConfig, samples: Samples, u: int) -> Problem:
-    """Return the problem of client u, in which the other clients have no samples.
+def client_problem(config: RunConfig, samples: Samples, u: int, *, device: str = "cpu") -> Problem:
+    """Return the problem of client u, in which the other clients have no samples. It trains on the client's device.
 
-    The model is made from a placeholder, as at the server, so that both make the same model for any data.
+    The model is made from a placeholder, as at the server, so that both make the same model for any data. The config
+    stays that of the run, which says nothing about devices: every machine has its own.
     """
     none = np.array([], dtype=np.int64)
     train_N, test_N = [none] * config.clients, [none] * config.clients
@@ -76,9 +93,10 @@ def client_problem(config: RunConfig, samples: Samples, u: int) -> Problem:
     grid = find_method(config.method).grid
     if grid is not None and len(samples.train) > grid.samples:
         raise RefusedError("room", f"client {u} has more training samples than samples={grid.samples} in +fixed_point")
-    blind = replace(config, sampling="uniform")  # other clients' sizes are unknown here, and not needed
+    blind = replace(config, sampling="uniform", device=device)  # other clients' sizes are unknown here, and not needed
     problem = build(blind, data=form_of(samples.dataset).placeholder(2), clients=Clients(train_N, test_N))
-    return problem._replace(config=config, dataset=samples.dataset)
+    mine, place = samples.dataset, problem.dataset.x.device
+    return problem._replace(config=config, dataset=mine._replace(x=mine.x.to(place), y=mine.y.to(place)))
 
 
 def blind(problem: Problem) -> Problem:

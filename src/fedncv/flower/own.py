@@ -116,7 +116,7 @@ class Own:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a dictionary)
             if about != {"run": self._run, "round": round, "check": _checksum(tensors)}:
                 raise ValueError("it belongs to another run or round, or is damaged")
-            expected = _tensors(template)
+            expected = dict(leaves(template))
             if {n: (t.shape, t.dtype) for n, t in tensors.items()} != {
                 n: (t.shape, t.dtype) for n, t in expected.items()
             }:
@@ -129,7 +129,7 @@ class Own:
                 "or start a new run: continuing without it would silently reset the client",
                 f"it has states of {there}",
             ) from None
-        filled = fill(template, tensors)
+        filled = fill(template, {path: tensor.to(expected[path].device) for path, tensor in tensors.items()})
         assert isinstance(filled, Kept)
         return filled
 

@@ -17,6 +17,9 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+from fedncv.engine.problem import find_device
+from fedncv.flower.audit import AUDIT, verify
+from fedncv.flower.consent import read_client_rules
 from fedncv.flower.folder import (
     LINK,
     client_commands,
@@ -24,6 +27,7 @@ from fedncv.flower.folder import (
     client_watch,
     key_file,
     reachable,
+    read_client_settings,
     read_keys,
     read_nodes,
     read_registered,
@@ -39,6 +43,7 @@ KEEPER = str(Path(__file__).with_name("keeper.py"))
 GRACE_SECONDS = 10.0  # for an orderly end; then the group is killed
 DOWN = "down"  # a file of the logs' folder
 CALL_SECONDS = 180.0  # for a single command of Flower's
+AT_A_TIME = 8  # commands of Flower's: each is a process of 100 MB
 
 
 # ---- in the foreground ------------------------------------------------------------------------------------
@@ -50,6 +55,7 @@ def keep_server(server: Path) -> int:
     private_folder(server)
     environment = server_environment(server)
     _check_files(server, "server.key", "server.crt", "ca.crt")
+    check_part(server)
     (server.parent / "logs" / DOWN).unlink(missing_ok=True)
     Thread(target=_register_or_say_why, args=(server,), daemon=True).start()
     return keep(server_commands(server), environment)
@@ -58,8 +64,21 @@ def keep_server(server: Path) -> int:
 def keep_client(client: Path) -> int:
     commands = client_commands(client)
     _check_files(client, "node.key", "ca.crt")
+    check_part(client)
     private_folder(client)
     return keep(commands, client_environment(client), client_watch(client))
+
+
+def check_part(part: Path) -> None:
+    """Raise ValueError, before anything is started, for a part that would refuse or fail every request."""
+    if (part / "client.toml").is_file():
+        read_client_rules(part)
+        try:
+            find_device(read_client_settings(part).device)
+        except ValueError as error:
+            raise ValueError(f"{part / 'client.toml'}: {error}") from None
+    if (part / AUDIT).exists():
+        verify(part / AUDIT)
 
 
 def _check_files(place: Path, *names: str) -> None:
@@ -89,18 +108,20 @@ def register(server: Path, *, seconds: float = CALL_SECONDS) -> None:
         flwr(server, "supernode", "unregister", str(nodes.pop(u)), LINK, seconds=seconds)
         registered.pop(u, None)
         write_nodes(server, nodes, registered)
-    calls = {
-        u: _start_flwr(server, "supernode", "register", str(key_file(server, u)), LINK)
-        for u in sorted(set(keys) - set(nodes))
-    }
-    try:
-        for u, call in calls.items():
-            nodes[u], registered[u] = int(_answer(call, seconds)["node-id"]), keys[u]
-            write_nodes(server, nodes, registered)
-    finally:
-        for call in calls.values():
-            call.kill()
-            call.wait()
+    new = sorted(set(keys) - set(nodes))
+    for first in range(0, len(new), AT_A_TIME):
+        calls = {
+            u: _start_flwr(server, "supernode", "register", str(key_file(server, u)), LINK)
+            for u in new[first : first + AT_A_TIME]
+        }
+        try:
+            for u, call in calls.items():
+                nodes[u], registered[u] = int(_answer(call, seconds)["node-id"]), keys[u]
+                write_nodes(server, nodes, registered)
+        finally:
+            for call in calls.values():
+                call.kill()
+                call.wait()
 
 
 def wait_for_port(address: str, seconds: float) -> None:
@@ -178,6 +199,7 @@ def start(folder: Path, name: str) -> int:
     """Start "server", or the client of that number, under a keeper in its own process group; return the process id."""
     place = folder / "server" if name == "server" else folder / "clients" / name
     commands = server_commands(place) if name == "server" else client_commands(place)
+    check_part(place)
     environment = server_environment(place) if name == "server" else client_environment(place)
     watch = [] if name == "server" else watch_words(client_watch(place))
     private_folder(place)

@@ -75,6 +75,19 @@ REASONS: dict[str, tuple[str, str]] = {
     ),
     "plain": ("the run has secure sums, and it is asked to send its own reply", "see its log; the server cheats"),
     "not finite": ("its update is not finite", "use a lower learning rate"),
+    "consent": (
+        "its own rules.toml does not allow this run",
+        f"agree on a run with whoever keeps the client, who can change the file; or {_LEAVE_OUT}",
+    ),
+    "device": (
+        "the device in its client.toml is not there",
+        f"whoever keeps the client mends the GPU, or sets device to cpu; or {_LEAVE_OUT}",
+    ),
+    "scores": ("it tells no scores", "nothing; evaluate and min_test_samples in its own rules.toml decide"),
+    "audit": (
+        "the end of its audit log was changed or is damaged",
+        "see its log; whoever keeps the client restores audit.jsonl, or begins a new one; then resume",
+    ),
     "few": ("it has too few training samples for one step", _LEAVE_OUT),
     "number": ("its number is not one of the run's clients", "correct `client` in its client.toml"),
     "message": ("it rejects the server's message", "see its log"),

@@ -1,5 +1,6 @@
 """Limits on what the server accepts from its clients, and how long it waits. Rejections are counted and logged."""
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -30,6 +31,8 @@ class Rules:
     """How long a round waits for its clients; clients that have not replied by then are left out of it."""
     stage_seconds: float = 120.0
     """With secure sums: how long each of a round's stages without training waits for its clients."""
+    score_seconds: float = 120.0
+    """How long the server waits for the clients' scores of a model; those that come later are not in the row."""
     min_replies: int = 0
     """A round with fewer replies stops the run, which can be resumed; 0: more than half of the round's clients."""
     attempts: int = 5
@@ -54,7 +57,7 @@ class Rules:
     """For a field above its limit in norms: reject leaves the reply out, clip scales the field down to the limit."""
 
     def __post_init__(self) -> None:
-        for name in ("join_seconds", "round_seconds", "stage_seconds"):
+        for name in ("join_seconds", "round_seconds", "stage_seconds", "score_seconds"):
             value = getattr(self, name)
             if not _is_number(value) or not 0 < value < math.inf:
                 raise ValueError(f"{name} must be above 0 and finite, not {value!r}")
@@ -114,19 +117,29 @@ def read_rules(path: Path, *, reveals: tuple[str, ...] | None = None, clients: i
 
 def write_rules(rules: Rules, *, sizes: Mapping[int, int] | None = None) -> str:
     """Return the text of a file with every rule and its meaning, and ``sizes`` as a comment to be made a rule."""
+    known = [] if rules.sizes else [f"# {u} = {n}" for u, n in (sizes or {}).items()]
+    return explained(rules, "# What the server accepts, and how long it waits.", under={"sizes": known})
+
+
+def explained(rules: Any, first: str, *, under: Mapping[str, list[str]] | None = None) -> str:
+    """Return TOML with every field of a dataclass and its docstring as a comment, after a first line.
+
+    Tables come last, each with the lines in ``under`` that belong to it.
+    """
     import inspect
 
-    source = inspect.getsource(Rules)
-    lines, tables = ["# What the server accepts, and how long it waits.", ""], []
-    for f in fields(Rules):
+    source = inspect.getsource(type(rules))
+    lines, tables = [first, ""], []
+    for f in fields(rules):
         meaning = source.split(f"    {f.name}: ", 1)[1].split('"""', 2)[1]
         comment = [f"# {line.strip()}" for line in meaning.splitlines()]
         value = getattr(rules, f.name)
         if isinstance(value, dict):
             tables += ["", *comment, f"[{f.name}]", *(f"{name} = {limit!r}" for name, limit in value.items())]
-            tables += [f"# {u} = {n}" for u, n in (sizes or {}).items()] if f.name == "sizes" and not value else []
+            tables += (under or {}).get(f.name, [])
         else:
-            lines += [*comment, f"{f.name} = {value!r}".replace("'", '"')]
+            text = json.dumps(value) if isinstance(value, bool | str | list) else repr(value)
+            lines += [*comment, f"{f.name} = {text}"]
     return "\n".join(lines + tables) + "\n"
 
 

@@ -27,6 +27,7 @@ from fedncv.engine.sampling import draw_uniform
 from fedncv.flower import client as plain
 from fedncv.flower import handshake
 from fedncv.flower.client import Client, study_of, trained_for
+from fedncv.flower.consent import check_terms, terms_of
 from fedncv.flower.halves import Up, travelling
 from fedncv.flower.handshake import SERVER
 from fedncv.flower.own import Own
@@ -167,9 +168,10 @@ class Here(NamedTuple):
     folder: Path
     study: str
     secure: str
+    device: str = "cpu"
 
     def client(self) -> Client:
-        return plain.client_of(self.study, self.run, self.u, self.folder, self.secure)
+        return plain.client_of(self.study, self.run, self.u, self.folder, self.secure, device=self.device)
 
 
 def answer_stage(here: Here, request: Message) -> Message:
@@ -181,6 +183,7 @@ def answer_stage(here: Here, request: Message) -> Message:
     content = records(request, *names, what=f"a request of stage {stage.name}")
     config = study_of(here.study)
     handshake.check(content[SERVER], handshake.identity_of(config, here.secure))
+    check_terms(plain.rules_of(here.folder), terms_of(config, here.secure))
     settings = read_settings(here.secure) if here.secure else None
     grid = find_method(config.method).grid
     if settings is None or grid is None:

@@ -29,14 +29,18 @@ from fedncv.engine.round import draw, of_client, settle
 from fedncv.engine.sequential import one_thread
 from fedncv.flower import checkpoints
 from fedncv.flower.asking import Grid, StoppedError, gather
+from fedncv.flower.audit import HEAD
 from fedncv.flower.client import DATA, KEEP, SAMPLES
+from fedncv.flower.folder import read_keys
 from fedncv.flower.halves import Down, Up, blind, constants_of, server_problem, travelling, up_template
-from fedncv.flower.handshake import SERVER, identity_of
+from fedncv.flower.handshake import SERVER, identity_of, installed
 from fedncv.flower.joining import Joined, join
+from fedncv.flower.record import Record, fingerprint
 from fedncv.flower.rules import CEILING, FEW, Rules, accept, outliers
 from fedncv.flower.samples import Form
+from fedncv.flower.scoring import Scorers, due, words_of_scores
 from fedncv.flower.wire import ARRAYS, ASK, arrays, decode, encode, records
-from fedncv.results import read_rows
+from fedncv.results import ACCURACY, read_rows
 from fedncv.rows import Rows, all_rows
 from fedncv.tree import num_bytes, row
 
@@ -76,6 +80,11 @@ class History(NamedTuple):
         """Return the last round that counted client u; 0 if there is none."""
         return max((t for t in self.counted.get(u, []) if until is None or t <= until), default=0)
 
+    def after(self, round: int, counted: list[int]) -> "History":
+        """Return what is known after a round that counted these clients."""
+        more = {u: [*self.counted.get(u, []), round] for u in counted}
+        return self._replace(counted=self.counted | more)
+
     def needed(self, u: int) -> list[int]:
         """Return the rounds whose states client u must keep so that a roll-back finds them."""
         return sorted({self.last(u, until=t) for t in self.checkpoints} - {0})
@@ -92,9 +101,13 @@ def serve(
 ) -> State:
     """Run all unfinished rounds. The folder holds config.toml, and the checkpoint if there is one.
 
-    With ``secure``, the server learns sums of the replies only.
+    With ``secure``, the server learns sums of the replies only, and asks for no scores.
     """
     log.info("%s", words_of(rules) if secure is None else secure.words)
+    record = Record(folder, config, nodes)
+    grid = record.watch(grid)
+    record.note("begun", **about_run(folder, config, nodes))
+    record.phase("joining", 0, len(nodes))
     if secure is None:
         joined = join(grid, folder, nodes, rules, identity_of(config))
         problem = server_problem(config, form, [joined.sizes[u] for u in range(config.clients)])
@@ -108,11 +121,16 @@ def serve(
         rows = read_rows(folder)
         model = problem.model
         journal = store.Journal(folder, config, state, constants=model.constants_mark, order=model.layout.order)
+        scorers = Scorers(problem, asked, rules, joined.identity)
         recent = {state.round: _rows_of(state)}  # referenced, so that the rows of kept checkpoints are not replaced
         if not rows:
             known = {"sizes": list(joined.sizes.values())} if secure is None else {"samples_in_all": joined.samples}
             rows.append({"round": 0, **known} | _named("barred", joined.barred))
-            journal.append(state, rows[0], {"round": 0, "seconds": 0.0})
+            rows[0] |= {"score_name": problem.task.score_name} if problem.task.score_name != ACCURACY else {}
+            if secure is None:
+                rows[0] |= measured(grid, run, state, History({}, [], 0), scorers, record)
+            record.round(rows[0])
+            journal.append(state, rows[0], {"round": 0, "seconds": 0.0, HEAD: record.head})
             journal.checkpoint()
         if any(recent.values()):
             checkpoints.forget(folder, but=state.round)  # only the ended process knew of their rows on the disk
@@ -123,12 +141,15 @@ def serve(
         while state.round < config.rounds:
             there = checkpoints.rounds(folder)
             history = History(counted, there, len(checkpoints.rollbacks(folder)))
+            record.phase("training", state.round + 1, config.per_round)
             if secure is None:
                 state, line = serve_round(grid, run, state, history, told)
+                line |= measured(grid, run, state, history.after(state.round, line["counted"]), scorers, record)
             else:
                 state, line = secure.round(grid, folder, run, state, history, told)
+            record.round(line)
             ended = time.perf_counter()  # including the previous round's checkpoint
-            journal.append(state, line, {"round": state.round, "seconds": ended - began})
+            journal.append(state, line, {"round": state.round, "seconds": ended - began, HEAD: record.head})
             began = ended
             journal.checkpoint()
             checkpoints.keep(folder, state.round, rules.checkpoints)
@@ -136,7 +157,41 @@ def serve(
             for u in line["counted"]:
                 counted.setdefault(u, []).append(state.round)
             log.info("round %d of %d: counted %s", state.round, config.rounds, line["counted"])
+    record.done()
     return state
+
+
+def about_run(folder: Path, config: RunConfig, nodes: dict[int, int]) -> dict[str, Any]:
+    """Return what the audit log says when a run is begun or resumed: the code, the method, and the clients' keys."""
+    keys = read_keys(folder.parents[1])
+    return {
+        "code": installed(),
+        "method": config.method,
+        "rounds": config.rounds,
+        "clients": {str(u): fingerprint(keys[u]) if u in keys else "no key" for u in sorted(nodes)},
+    }
+
+
+def measured(grid: Grid, run: Run, state: State, history: History, scorers: Scorers, record: Record) -> dict[str, Any]:
+    """Return what the row of this state says about scores."""
+    if not any(due(run.problem, state.round)):
+        return {}
+    record.phase("scoring", state.round, len(run.nodes))
+    found = scorers.measure(grid, state, lambda u: standing(run, history, u, state.round + 1))
+    if found:
+        log.info("%s", words_of_scores(found))
+    return found
+
+
+def standing(run: Run, history: History, u: int, number: int) -> dict[str, Any]:
+    """Return what a request of round ``number`` says about client u."""
+    ask: dict[str, Any] = {
+        "round": number,
+        "counted": history.last(u),
+        "rollbacks": history.rollbacks,
+        KEEP: history.needed(u),
+    }
+    return ask | {SAMPLES: run.joined.sizes[u], DATA: run.joined.marks.get(u, "")} | constants_of(run.problem)
 
 
 def words_of(rules: Rules) -> str:
@@ -179,15 +234,10 @@ def serve_round(
     clipped: dict[int, list[str]] = {}
 
     def request(u: int) -> RecordDict:
-        ask: dict[str, Any] = {
-            "round": number,
-            "counted": history.last(u),
-            "rollbacks": history.rollbacks,
-            KEEP: history.needed(u),
-        }
-        ask |= {SAMPLES: run.joined.sizes[u], DATA: run.joined.marks.get(u, "")} | constants_of(problem)
         server = ConfigRecord(dict(run.joined.identity))
-        return RecordDict({ARRAYS: encode(downs[u]), ASK: ConfigRecord(ask), SERVER: server})
+        return RecordDict(
+            {ARRAYS: encode(downs[u]), ASK: ConfigRecord(standing(run, history, u, number)), SERVER: server}
+        )
 
     def receive(u: int, answer: Message) -> Up:
         content = records(answer, ARRAYS, what="a reply")

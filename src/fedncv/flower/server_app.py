@@ -1,5 +1,6 @@
 """The Flower ServerApp: runs the rounds from the server's folder and the run's settings."""
 
+import contextlib
 import logging
 import os
 from pathlib import Path
@@ -8,8 +9,10 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedncv.flower.absences import absences
+from fedncv.flower.audit import AUDIT, append
 from fedncv.flower.client import study_of
 from fedncv.flower.folder import SERVER_VARIABLE, read_form, read_nodes
+from fedncv.flower.record import cut
 from fedncv.flower.rules import read_rules
 from fedncv.flower.secure_server import Secure
 from fedncv.flower.server import log, serve
@@ -40,6 +43,8 @@ def main(grid: Grid, context: Context) -> None:
                 log.warning("%s", line)
     except Exception as error:
         log.error("stopped: %s", error)
+        with contextlib.suppress(ValueError, OSError):  # the reason may be the audit log itself
+            append(folder / AUDIT, "stopped", run=run_folder.name, why=cut(error, 500))
         raise
 
 

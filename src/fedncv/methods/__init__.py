@@ -43,6 +43,26 @@ def is_own(text: str) -> bool:
     return _parts(text)[0].own is not None
 
 
+def needs_each_reply(text: str) -> str:
+    """Return the part of a method, itself or a switch, with which its server needs each reply; "" if none does.
+
+    >>> needs_each_reply("fedncv"), needs_each_reply("fedavg+prior+ht"), needs_each_reply("scaffold")
+    ('drift', 'ht', '')
+    """
+    base, switches = _parts(text)
+    if not base.own and METHODS[base.name].chain:
+        method, switches = METHODS[METHODS[base.name].chain].make(), vars(base.config) | switches
+    else:
+        method = make_own(base.own, Method, what="method") if base.own else _built_in(base)
+    if method.form != "sums":
+        return base.name
+    given = {name: config for name, config in switches.items() if config is not None}
+    for name in SWITCHES:  # in the order in which they are applied
+        if name in given and (method := SWITCHES[name].apply(method, given[name])).form != "sums":
+            return name
+    return ""
+
+
 def in_full(text: str) -> str:
     """Return the method's text with every knob written out, so that it does not depend on later defaults.
 
@@ -115,4 +135,4 @@ def _remedy(text: str, base: str, switch: str) -> str:
     return f"leave +{switch} out, or set it as in {base}:{','.join(words)}"
 
 
-__all__ = ["METHODS", "SWITCHES", "Entry", "chain", "find_method", "in_full", "is_own"]
+__all__ = ["METHODS", "SWITCHES", "Entry", "chain", "find_method", "in_full", "is_own", "needs_each_reply"]

@@ -41,9 +41,11 @@ NOTHING = torch.zeros(())
 class Notes:
     """Record for the engine: the running statistics after a step, and the number of calls."""
 
-    __slots__ = ("buffers_R", "differentiating", "num_forwards", "num_gradients", "saw_round", "value")
+    __slots__ = ("beside", "buffers_R", "differentiating", "num_forwards", "num_gradients", "saw_round", "value")
 
-    def __init__(self, buffers_R: Tensor) -> None:
+    def __init__(self, buffers_R: Tensor, beside: "Notes | None" = None) -> None:
+        self.beside = beside
+        """Notes of the model that this one is trained beside, in which its work is counted too."""
         self.buffers_R = buffers_R
         """Running statistics after the latest pass in mode "train"."""
         self.num_gradients = 0
@@ -72,11 +74,13 @@ class Ask:
         round: int,
         key: Key,
         num_batches: int,
+        batch_size: int,
         phase: int = 0,
         mode: Mode = "train",
         stacked: bool = False,
         received_R: Tensor | None = None,
         prior_C: Tensor | None = None,
+        survey: Any = (),
         notes: Notes | None = None,
     ) -> None:
         self.__dict__.update(
@@ -84,10 +88,12 @@ class Ask:
             client=client,
             key=key,
             num_batches=num_batches,
+            batch_size=batch_size,
             phase=phase,
             buffers_R=buffers_R,
             received_R=buffers_R if received_R is None else received_R,
             prior_C=prior_C,
+            survey=survey,
             notes=notes or Notes(buffers_R),
             _model=model,
             _task=task,
@@ -102,6 +108,8 @@ class Ask:
     """Key of seed, round, client and step, for the method's own random draws."""
     num_batches: int
     """Batches of one epoch (if clients are stacked, the largest number of any client)."""
+    batch_size: int
+    """Samples of the largest batch, a Python number (if clients are stacked, of any client)."""
     phase: int
     """Index of the method's current phase; a Python number, so branching on it is allowed."""
     buffers_R: Tensor
@@ -110,6 +118,8 @@ class Ask:
     """Running statistics as received, for prediction after local training."""
     prior_C: Tensor | None
     """Added to all logits before the loss is computed."""
+    survey: Any
+    """In ``predict``: the notes of the method's ``Survey`` of the client's training samples; ``()`` without one."""
     notes: Notes
     """For the engine."""
     _model: Model
@@ -126,7 +136,9 @@ class Ask:
 
     @property
     def round(self) -> int:
-        self.notes.saw_round = True
+        for each in (self.notes, self.notes.beside):
+            if each is not None:
+                each.saw_round = True
         return self._round
 
     def replace(self, **changes: Any) -> "Ask":
@@ -134,28 +146,42 @@ class Ask:
         given = {"phase": self.phase, "prior_C": self.prior_C} | changes
         if len(given) > 2:
             raise TypeError(f"ask.replace sets phase or prior_C, not {', '.join(changes)}")
+        return self._copy(self.buffers_R, self.notes, **given)
+
+    def beside(self, buffers_R: Tensor) -> "Ask":
+        """Return an ask for a second model of the same client, with running statistics of its own.
+
+        Its passes move ``notes.buffers_R`` of the returned ask alone; its work is counted with this one's.
+        """
+        return self._copy(buffers_R, Notes(buffers_R, self.notes), phase=self.phase, prior_C=self.prior_C)
+
+    def _copy(self, buffers_R: Tensor, notes: Notes, *, phase: int, prior_C: Tensor | None) -> "Ask":
         return Ask(
             self._model,
             self._task,
-            self.buffers_R,
+            buffers_R,
             client=self.client,
             round=self._round,
             key=self.key,
             num_batches=self.num_batches,
+            batch_size=self.batch_size,
+            phase=phase,
             mode=self._mode,
             stacked=self._stacked,
             received_R=self.received_R,
-            notes=self.notes,
-            **given,
+            prior_C=prior_C,
+            survey=self.survey,
+            notes=notes,
         )
 
     def forward(self, y_P: Tensor, batch: Batch, *, mode: Mode | None = None) -> Output:
         """Return logits and features of the batch at ``y_P``; ``mode`` is the phase's unless given."""
         notes = self.notes
-        if notes.differentiating:
-            notes.num_gradients += 1
-        else:
-            notes.num_forwards += 1
+        for each in (notes, notes.beside):
+            if each is not None and notes.differentiating:
+                each.num_gradients += 1
+            elif each is not None:
+                each.num_forwards += 1
         output, notes.buffers_R = self._model.forward(
             y_P, notes.buffers_R, batch.x, mode=mode or self._mode, key=self.key, weight_B=batch.weight_B
         )
@@ -194,6 +220,8 @@ class Ask:
             return g_P
         finally:
             notes.differentiating = False
+            if notes.beside is not None:
+                notes.beside.value = notes.value
 
     def _functional_gradient(self, loss: Callable[[Tensor], Tensor], y_P: Tensor) -> Tensor:
         notes = self.notes

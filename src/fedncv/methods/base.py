@@ -10,6 +10,10 @@ leaves a client (``own``). No engine knows a method by name. One round:
     server   combined = combine(server, replies)               replies in the order of their ids
              server   = step(ask, server, combined)
 
+A client uses its model as ``predict`` says, with what ``begin`` gives it ("before") and after its local training
+("after"). ``predict`` may see the notes of a ``survey`` of the client's training samples, and ``decide`` may make more
+of the model's output than its logits.
+
 A method without ``combine`` is in the sums form: it never sees a single reply. Its ``step`` receives ``Sums``, the
 weighted means and sums of every field of ``up``. Secure aggregation, differential privacy and partial sums need this
 form.
@@ -25,9 +29,11 @@ round, N all clients.
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
-from fedncv.flat import Mode, Model
+from fedncv.accountant import Accountant
+from fedncv.flat import Mode, Model, Output
 from fedncv.keys import Key
 from fedncv.layout import Layout
 from fedncv.methods.ask import Ask, Batch, Client, Notes
@@ -48,10 +54,10 @@ from fedncv.secure.fixed_point import Grid
 from fedncv.tree import leaves, row
 
 __all__ = [
-    "Ask", "Batch", "BufferRule", "Client", "Federation", "Grid", "Method", "Notes", "Phase", "Prediction", "Replies",
-    "ServerAsk", "Step", "Stepped", "Sums", "Totals", "Weight", "Work", "aggregate", "combined", "field_of", "for_all",
-    "moved_by", "sums_from_totals", "sums_of", "sums_of_whole", "take_step", "totals_of",
-    "weighted_sum", "whole_totals_of",
+    "Ask", "Batch", "BufferRule", "Changes", "Client", "Federation", "FineTuning", "Grid", "Method", "Notes", "Phase",
+    "Prediction", "Privacy", "Replies", "Rule", "Screen", "ServerAsk", "Step", "Stepped", "Sums", "Survey", "Totals",
+    "Weight", "Work", "aggregate", "combined", "field_of", "for_all", "moved_by", "rows_at", "sums_from_totals",
+    "sums_of", "sums_of_whole", "take_step", "totals_of", "weighted_sum", "whole_totals_of",
 ]  # fmt: skip
 
 
@@ -67,6 +73,12 @@ class Federation(NamedTuple):
     key: Key  # for random draws of the server before the first round
     label_counts: Callable[[], Tensor] | None = None
     """Samples of each class at every client (N x C), for a method whose ``joining`` asks for them."""
+    sampling: str = "uniform"
+    """How the clients of a round are drawn, as in the config."""
+    inclusion_N: Tensor | None = None
+    """Probability that each client is drawn and replies in a round, float64; None: per_round / num_clients."""
+    drops_out: bool = False
+    """Whether clients that are drawn may fail to reply."""
 
 
 class Phase(NamedTuple):
@@ -74,13 +86,14 @@ class Phase(NamedTuple):
 
     epochs: int
     trains: tuple[str, ...] = ("body", "head")
+    """Slices that it trains: of the model "body" and "head", and "own", what ``begin`` put behind the model."""
     mode: Mode = "train"
 
 
 class Work(NamedTuple):
     """Local work of one client in this round."""
 
-    steps: int | Tensor  # that moved the model; a phase that trains nothing adds none
+    steps: int | Tensor  # that moved the model; a phase that trains nothing of it adds none
     samples: int | Tensor  # of those steps
     lr: float | Tensor
     total_step: float | Tensor
@@ -94,6 +107,25 @@ class Prediction(NamedTuple):
     x_P: Tensor
     buffers_R: Tensor  # running statistics
     offset_C: Tensor | None = None  # added to its logits
+    given: Any = ()  # for ``Method.decide``: tensors, a tuple or NamedTuple of them
+
+
+class Survey(NamedTuple):
+    """A pass over the client's training samples before every prediction, at the model that it predicts with.
+
+    Every sample is seen once, in keyed order, also where a batch is too small for training. ``predict`` finds the last
+    notes in ``ask.survey``. Scoring is not counted as work, and neither is this pass.
+    """
+
+    start: Callable[[Ask, Tensor], Any]  # ask, y_P -> notes
+    see: Callable[[Ask, Tensor, Batch, Any], Any]  # ask (mode "eval"), y_P, batch, notes -> notes
+
+
+class FineTuning(NamedTuple):
+    """The local training that "after" measures, if it is not the method's training of a round."""
+
+    phases: Callable[[int], tuple[Phase, ...]]  # local epochs of the study -> phases
+    lr: float | None = None  # learning rate of all its steps; None: the study's in that round
 
 
 Step = Callable[[Model, Any, Any, Any], Any]  # (model, state, row, given) -> state, by its arguments alone
@@ -142,6 +174,39 @@ class BufferRule(NamedTuple):
     """All clients receive the same statistics. A study may then choose personal ones instead."""
 
 
+Rule = Callable[[Tensor, Tensor], Tensor]
+"""(a_SP, w_S) -> rows a'_SP whose mean with the weights w is a robust mean of a_SP."""
+
+
+class Screen(NamedTuple):
+    """Rules that limit what a few bad replies can do."""
+
+    rows: Rule  # for arrays
+    coordinates: Rule  # for running statistics and for fields of one number, as (S, 1)
+
+
+class Changes(NamedTuple):
+    """A field of ``up`` that the server adds to its state and the client to its own, such as c_u' - c_u."""
+
+    field: str
+    kept: Callable[[Any], Tensor]
+    """own -> what the field changes, such as c_u."""
+    keep: Callable[[Any, Any, Tensor], Any]
+    """own before the round, own after it, the change that was sent -> own with this change instead of the whole one."""
+    new: str = ""
+    """Field that is 1 in a client's first round and 0 later, if the server counts the clients that it has seen."""
+
+
+class Privacy(NamedTuple):
+    """Guarantee of differential privacy, for the engine, which accounts for the rounds."""
+
+    epsilon: float  # budget; inf: none
+    delta: float
+    noise: Callable[[Any], float]  # server's state -> deviation of the noise / clip
+    accountant: Accountant
+    found: bool  # whether the noise was found for the planned number of rounds
+
+
 class Method(NamedTuple):
     """Functions and facts of one method (see the top of the file). Usually made with ``fedavg()._replace(…)``."""
 
@@ -150,6 +215,7 @@ class Method(NamedTuple):
     phases: Callable[[int], tuple[Phase, ...]]  # local epochs of the study -> phases
     broadcast: Callable[[Any, Tensor], Any]
     begin: Callable[[Ask, Any, Any], tuple[Tensor, Any]]
+    """ask, down, own -> y, scratch. Parameters behind those of the model are personal: y[:P] is the model."""
     direction: Callable[[Ask, Tensor, Batch, Any, Any, Any], tuple[Tensor, Any]]
     finish: Callable[[Ask, Tensor, Work, Any, Any, Any], tuple[Any, Any]]
     step: Callable[[ServerAsk, Any, Any], Stepped]
@@ -178,11 +244,27 @@ class Method(NamedTuple):
     optimizer is correct."""
     switches: tuple[str, ...] = ()
     """Switches that it already contains; adding one again is refused."""
+    changes: Changes | None = None
+    """The field of ``up`` that changes what a client keeps, so that a client can keep what it really sent."""
+    privacy: Privacy | None = None
+    """Guarantee of differential privacy, if there is one. The server then also makes a step in a round without
+    replies, because its noise hides whether there was one."""
     hand_out: Callable[[Any, Tensor], Any] | None = None
     """Like ``broadcast``, for inference, where that model differs from the one that clients train from."""
-    keep: Callable[[Any, Any, Any], Any] | None = None
-    """own, up, new own -> what a client keeps, if ``up`` was rounded or clipped after ``finish``. For a method whose
-    server relies on sums of the changes that its clients make to ``own``."""
+    decide: Callable[[Model, Tensor, Output, Any], Tensor] | None = None
+    """model, x_P, output with the offset added, ``Prediction.given`` -> logits; None: those of the model."""
+    survey: Survey | None = None
+    finetune: FineTuning | None = None
+    refuses: Mapping[str, str] = {}
+    """Switch -> the reason why it cannot be added."""
+    screen: Screen | None = None
+    """Rules of robust combining. The server applies them to running statistics; ``combine`` has applied them to the
+    fields of ``up``, and a switch that stores single replies applies them to what it stores."""
+    only_simulated: str = ""
+    """Reason why a real federation must not use it; empty: it may."""
+    graph: Literal["any", "symmetric", "tree"] = "any"
+    """What it needs of a federation without a server (docs/topology.md): symmetric, the same symmetric weights in every
+    round; tree, relayed sums on a tree. Both need every client in every round, symmetric with a server too."""
     bounds: Mapping[str, float] = {}
     """Field of ``up`` -> a bound on its absolute values for ``+fixed_point``, if it is not like a model's update."""
     grid: Grid | None = None
@@ -201,6 +283,9 @@ def check(method: Method) -> None:
             raise ValueError(f"weights name {field!r}, which reveals does not declare ({', '.join(method.reveals)})")
         if weight not in ("samples", "one"):
             raise ValueError(f"the weight of {field!r} must be 'samples' or 'one', not {weight!r}")
+    for field in (method.changes.field, method.changes.new) if method.changes else ():
+        if field and field not in method.reveals:
+            raise ValueError(f"changes name {field!r}, which reveals does not declare ({', '.join(method.reveals)})")
 
 
 def check_reveals(method: Method, up: Any) -> None:
@@ -237,6 +322,12 @@ def take_step(method: Method, ask: ServerAsk, server: Any, given: Any) -> Steppe
 def moved_by(server: Any, move_P: Tensor, **changes: Any) -> Stepped:
     """Return the step x <- x - move of a server with the field ``x_P``; ``changes`` sets other fields."""
     return Stepped(server._replace(x_P=server.x_P - move_P, **changes), move_P)
+
+
+def rows_at(table_N: Tensor, ids_S: Tensor, other: Tensor | float) -> Tensor:
+    """Return the rows of these clients; ``other`` for clients that never train, which are in no table (``unseen``)."""
+    known_S = (ids_S < len(table_N)).view(-1, *[1] * (table_N.dim() - 1))
+    return torch.where(known_S, table_N[ids_S.clamp(max=len(table_N) - 1)], other)
 
 
 def for_all(x: Tensor, ids_S: Tensor) -> Tensor:

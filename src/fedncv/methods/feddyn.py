@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from fedncv.methods.base import Ask, Batch, Federation, Method, ServerAsk, Stepped, Sums, Work, for_all
+from fedncv.methods.base import Ask, Batch, Changes, Federation, Method, ServerAsk, Stepped, Sums, Work, for_all
 from fedncv.methods.fedavg import Down, Up, fedavg
 
 
@@ -71,6 +71,8 @@ def feddyn(config: Config = Config()) -> Method:
         finish=finish,
         step=step,
         weights={"delta_P": "one"},
-        keep=lambda lambda_P, up, _new_P: lambda_P + alpha * up.delta_P,
+        changes=Changes(
+            "delta_P", lambda lambda_P: lambda_P, lambda lambda_P, _after_P, sent_P: lambda_P + alpha * sent_P
+        ),
         switches=("drift",),
     )

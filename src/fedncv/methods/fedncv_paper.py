@@ -30,7 +30,19 @@ import torch
 from torch import Tensor
 
 from fedncv.estimators import client_gradient, server_gradient
-from fedncv.methods.base import Ask, Batch, Federation, Method, Replies, ServerAsk, Stepped, Work, for_all, moved_by
+from fedncv.methods.base import (
+    Ask,
+    Batch,
+    Federation,
+    Method,
+    Replies,
+    ServerAsk,
+    Stepped,
+    Work,
+    for_all,
+    moved_by,
+    rows_at,
+)
 from fedncv.methods.fedavg import fedavg
 
 
@@ -78,7 +90,7 @@ def fedncv_paper(config: Config = Config()) -> Method:
         return Server(x_P, x_P.new_full((federation.num_clients,), config.alpha))
 
     def broadcast(server: Server, ids_S: Tensor) -> Down:
-        return Down(for_all(server.x_P, ids_S), server.alpha_N[ids_S])
+        return Down(for_all(server.x_P, ids_S), rows_at(server.alpha_N, ids_S, config.alpha))
 
     def begin(_ask: Ask, down: Down, _own: Any) -> tuple[Tensor, Slope]:
         zero = torch.zeros_like(down.alpha)

@@ -22,7 +22,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedncv.methods.base import Ask, BufferRule, Federation, Method, ServerAsk, Stepped, Work, for_all, moved_by
+from fedncv.methods.base import (
+    Ask,
+    BufferRule,
+    Federation,
+    Method,
+    ServerAsk,
+    Stepped,
+    Work,
+    for_all,
+    moved_by,
+    rows_at,
+)
 from fedncv.methods.fedavg import Down, fedavg
 from fedncv.methods.sums import Replies, weighted_sum
 
@@ -71,6 +82,11 @@ def weights(server: Server, ids_S: Tensor) -> Tensor:
     return w_SN / w_SN.sum(dim=1, keepdim=True)
 
 
+def have_replied(server: Server, ids_S: Tensor) -> tuple[Tensor, Tensor]:
+    """Return which clients have replied, and a row of the tables for each client, of no meaning if it has not."""
+    return rows_at(server.n_N, ids_S, 0.0) > 0, ids_S.clamp(max=len(server.n_N) - 1)
+
+
 def cosine(a_SH: Tensor, b_NH: Tensor) -> Tensor:
     """Return the cosine of every pair; 0 if a vector is zero."""
     norms_SN = torch.linalg.vector_norm(a_SH, dim=1)[:, None] * torch.linalg.vector_norm(b_NH, dim=1)
@@ -102,8 +118,9 @@ def pfedsim(config: Config = Config()) -> Method:
         x_SP = for_all(server.x_P, ids_S)
         if server.warm:
             return Down(x_SP)
+        replied_S, ids_S = have_replied(server, ids_S)
         mixed_SP = torch.cat([weights(server, ids_S) @ server.body_NQ, server.head_NH[ids_S]], dim=1)
-        return Down(torch.where((server.n_N[ids_S] > 0)[:, None], mixed_SP, x_SP))
+        return Down(torch.where(replied_S[:, None], mixed_SP, x_SP))
 
     def finish(_ask: Ask, y_P: Tensor, _work: Work, _down: Down, own: Any, _scratch: Any) -> tuple[Up, Any]:
         return Up(y_P), own
@@ -122,7 +139,8 @@ def pfedsim(config: Config = Config()) -> Method:
         b_SR = for_all(statistics.b_R, ids_S)
         if server.warm:
             return b_SR
-        return torch.where((server.n_N[ids_S] > 0)[:, None], weights(server, ids_S) @ statistics.b_NR, b_SR)
+        replied_S, ids_S = have_replied(server, ids_S)
+        return torch.where(replied_S[:, None], weights(server, ids_S) @ statistics.b_NR, b_SR)
 
     def step_statistics(_ask: ServerAsk, old: Statistics, server: Server, given: tuple[Tensor, Replies]) -> Statistics:
         b_SR, replies = given

@@ -1,13 +1,16 @@
 """List all methods in one dictionary, written by hand."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from fedncv.methods import (
+    d2,
+    ditto,
     fat_clipping,
     fedadp,
     fedavg,
     fedavgm,
+    fedbabu,
     feddyn,
     fedexp,
     fedgen,
@@ -17,18 +20,25 @@ from fedncv.methods import (
     fedncv_sums,
     fednova,
     fedopt,
+    fedpac,
     fedper,
     fedprox,
     fedrep,
+    fedrod,
     fedstale,
     fedvarp,
+    knnper,
     local,
     mifa,
     moon,
+    pfedfda,
     pfedsim,
+    quasi_global,
+    relaysgd,
     scaffold,
 )
 from fedncv.methods.base import Method
+from fedncv.methods.space import PLAIN, Even, Log, Range
 
 
 class Entry(NamedTuple):
@@ -49,6 +59,8 @@ class Entry(NamedTuple):
     """Knobs that make it cheap enough for a test to run it a hundred times."""
     settles: str = ""
     """Knobs with which it converges on two quadratics within 40 rounds, if the defaults take longer."""
+    space: Mapping[str, Range] = {}
+    """What `fedncv study --tune` tries besides the learning rate; a chain has the spaces of its parts."""
 
 
 METHODS: dict[str, Entry] = {
@@ -79,6 +91,7 @@ METHODS: dict[str, Entry] = {
         "the paper's equations as printed; their terms cancel",
         "Chen 2024, Algorithm 1",
         no_limit="its server weights sum to zero",
+        space={"alpha": Even(0.0, 1.0), "gamma": Log(0.001, 0.1)},
     ),
     "fedavg": Entry(
         "FedAvg",
@@ -87,6 +100,7 @@ METHODS: dict[str, Entry] = {
         "average the locally trained models",
         "McMahan 2017, arXiv:1602.05629",
         limit="server_lr=1",
+        space={"server_lr": Log(0.5, 2.0)},
     ),
     "fedavgm": Entry(
         "FedAvgM",
@@ -96,6 +110,7 @@ METHODS: dict[str, Entry] = {
         "Hsu 2019, arXiv:1909.06335",
         limit="beta=0",
         settles="beta=0.3",
+        space={"beta": Even(0.3, 0.95), "server_lr": Log(0.3, 1.5)},
     ),
     "fedprox": Entry(
         "FedProx",
@@ -104,6 +119,7 @@ METHODS: dict[str, Entry] = {
         "pull local models towards the received one",
         "Li 2020, arXiv:1812.06127",
         limit="mu=0",
+        space={"mu": Log(0.001, 1.0)},
     ),
     "fednova": Entry(
         "FedNova",
@@ -112,6 +128,7 @@ METHODS: dict[str, Entry] = {
         "normalise updates by the number of local steps",
         "Wang 2020, arXiv:2007.07481",
         no_limit="equal steps give FedAvg to rounding",
+        space=PLAIN,
     ),
     "scaffold": Entry(
         "SCAFFOLD",
@@ -120,6 +137,7 @@ METHODS: dict[str, Entry] = {
         "correct client drift with control variates",
         "Karimireddy 2020, arXiv:1910.06378",
         no_limit="it averages clients uniformly",
+        space={"server_lr": Log(0.5, 2.0)},
     ),
     "feddyn": Entry(
         "FedDyn",
@@ -129,6 +147,7 @@ METHODS: dict[str, Entry] = {
         "Acar 2021, arXiv:2111.04263",
         no_limit="it divides by alpha",
         settles="alpha=1",
+        space={"alpha": Log(0.001, 1.0)},
     ),
     "fedgen": Entry(
         "FedGen",
@@ -138,6 +157,7 @@ METHODS: dict[str, Entry] = {
         "Zhu 2021, arXiv:2105.10056",
         limit="alpha=0,beta=0,generator_steps=1",
         quick="generator_steps=2,hidden=8,generated=4",
+        space={"alpha": Log(0.3, 30.0), "beta": Log(0.3, 30.0)},
     ),
     "fedlc": Entry(
         "FedLC",
@@ -146,6 +166,7 @@ METHODS: dict[str, Entry] = {
         "calibrate logits by label counts",
         "Zhang 2022, arXiv:2209.00189",
         limit="tau=0",
+        space={"tau": Even(0.25, 2.0)},
     ),
     "moon": Entry(
         "MOON",
@@ -154,6 +175,7 @@ METHODS: dict[str, Entry] = {
         "contrast features with those of the global and the previous model",
         "Li 2021, arXiv:2103.16257",
         limit="mu=0",
+        space={"mu": Log(0.1, 10.0), "tau": Even(0.2, 1.0)},
     ),
     "fedper": Entry(
         "FedPer",
@@ -162,6 +184,7 @@ METHODS: dict[str, Entry] = {
         "shared body, personal head",
         "Arivazhagan 2019, arXiv:1912.00818",
         no_limit="the head is personal",
+        space=PLAIN,
     ),
     "fedrep": Entry(
         "FedRep",
@@ -170,6 +193,7 @@ METHODS: dict[str, Entry] = {
         "train the personal head, then the shared body",
         "Collins 2021, arXiv:2102.07078",
         no_limit="the head is personal",
+        space={"body_epochs": (1, 2, 3, 4)},
     ),
     "pfedsim": Entry(
         "pFedSim",
@@ -178,6 +202,61 @@ METHODS: dict[str, Entry] = {
         "mix bodies among clients with similar heads",
         "Tan 2023, arXiv:2305.15706",
         limit="warm_up=1",
+        space={"warm_up": Even(0.2, 0.8)},
+    ),
+    "fedrod": Entry(
+        "FedRoD",
+        fedrod.fedrod,
+        fedrod.Config,
+        "train the shared model as if classes were balanced, and a personal head beside it",
+        "Chen 2022, arXiv:2107.00778",
+        limit="gamma=0",
+        space={"gamma": Even(0.5, 1.5)},
+    ),
+    "ditto": Entry(
+        "Ditto",
+        ditto.ditto,
+        ditto.Config,
+        "train a personal model beside the shared one, pulled towards it",
+        "Li 2021, arXiv:2012.04221",
+        limit="lam=0",
+        space={"lam": Log(0.01, 10.0)},
+    ),
+    "fedbabu": Entry(
+        "FedBABU",
+        fedbabu.fedbabu,
+        fedbabu.Config,
+        "train and share the body under a random head; fine-tune afterwards",
+        "Oh 2022, arXiv:2106.06042",
+        no_limit="the head is never trained",
+        space={"tune": ("all", "head")},
+    ),
+    "fedpac": Entry(
+        "FedPAC",
+        fedpac.fedpac,
+        fedpac.Config,
+        "align features with shared class centroids; combine the heads of clients that are alike",
+        "Xu 2023, arXiv:2306.11867",
+        no_limit="the head is personal",
+        space={"lam": Log(0.1, 10.0), "head_epochs": (1, 2)},
+    ),
+    "pfedfda": Entry(
+        "pFedFDA",
+        pfedfda.pfedfda,
+        pfedfda.Config,
+        "classify by Gaussian features, interpolated between client and federation",
+        "McLaughlin 2024, arXiv:2411.00329",
+        no_limit="its head is not trained but estimated",
+        space={"eps": Log(1e-5, 1e-2), "ridge": Log(0.01, 10.0)},
+    ),
+    "knnper": Entry(
+        "kNN-Per",
+        knnper.knnper,
+        knnper.Config,
+        "mix the shared model's prediction with a vote of the client's nearest samples",
+        "Marfoq 2022, arXiv:2111.09360",
+        limit="k=1",
+        space={"k": (5, 10, 20), "scale": Log(0.1, 10.0)},
     ),
     "fat_clipping_pi": Entry(
         "FAT-Clipping-PI",
@@ -186,6 +265,7 @@ METHODS: dict[str, Entry] = {
         "clip every local gradient",
         "Yang 2022, arXiv:2210.00690",
         limit="clip=inf",
+        space={"clip": Log(0.3, 30.0), "server_lr": Log(0.5, 2.0)},
     ),
     "fat_clipping_pr": Entry(
         "FAT-Clipping-PR",
@@ -194,6 +274,7 @@ METHODS: dict[str, Entry] = {
         "clip every client's update",
         "Yang 2022, arXiv:2210.00690",
         limit="clip=inf",
+        space={"clip": Log(0.3, 30.0), "server_lr": Log(0.5, 2.0)},
     ),
     "fedadp": Entry(
         "FedAdp",
@@ -202,6 +283,7 @@ METHODS: dict[str, Entry] = {
         "weight updates by their angle to the mean update",
         "Wu 2021, arXiv:2012.00661",
         limit="alpha=0",
+        space={"alpha": Log(1.0, 10.0)},
     ),
     "fedvarp": Entry(
         "FedVARP",
@@ -210,6 +292,7 @@ METHODS: dict[str, Entry] = {
         "use stored updates for absent clients",
         "Jhunjhunwala 2022, arXiv:2207.14130",
         no_limit="with all clients in every round it is FedAvg, to rounding",
+        space={"server_lr": Log(0.5, 2.0)},
     ),
     "fedstale": Entry(
         "FedStale",
@@ -218,6 +301,7 @@ METHODS: dict[str, Entry] = {
         "use stored updates for absent clients, scaled by beta",
         "Rodio 2024, arXiv:2405.04171",
         limit="beta=0",
+        space={"beta": Even(0.1, 0.9), "server_lr": Log(0.5, 2.0)},
     ),
     "mifa": Entry(
         "MIFA",
@@ -226,6 +310,7 @@ METHODS: dict[str, Entry] = {
         "step along the latest update of every client",
         "Gu 2021, arXiv:2106.04159",
         no_limit="with all clients in every round it is FedAvg, to rounding",
+        space={"server_lr": Log(0.5, 2.0)},
     ),
     "fedadagrad": Entry(
         "FedAdagrad",
@@ -235,6 +320,7 @@ METHODS: dict[str, Entry] = {
         "Reddi 2021, arXiv:2003.00295",
         no_limit="a large tau gives FedAvg to rounding",
         settles="server_lr=2,tau=1",
+        space={"server_lr": Log(0.003, 0.3), "tau": Log(0.0001, 0.1)},
     ),
     "fedadam": Entry(
         "FedAdam",
@@ -244,6 +330,7 @@ METHODS: dict[str, Entry] = {
         "Reddi 2021, arXiv:2003.00295",
         no_limit="a large tau gives FedAvg to rounding",
         settles="server_lr=2,tau=1,beta1=0",
+        space={"server_lr": Log(0.001, 0.1), "tau": Log(0.0001, 0.1)},
     ),
     "fedyogi": Entry(
         "FedYogi",
@@ -253,6 +340,7 @@ METHODS: dict[str, Entry] = {
         "Reddi 2021, arXiv:2003.00295",
         no_limit="a large tau gives FedAvg to rounding",
         settles="server_lr=2,tau=1,beta1=0",
+        space={"server_lr": Log(0.001, 0.1), "tau": Log(0.0001, 0.1)},
     ),
     "fedexp": Entry(
         "FedExP",
@@ -262,6 +350,32 @@ METHODS: dict[str, Entry] = {
         "Jhunjhunwala 2023, arXiv:2301.09604",
         limit="epsilon=inf",
         settles="epsilon=0.1",
+        space={"epsilon": Log(0.0001, 0.1)},
+    ),
+    "d2": Entry(
+        "D²",
+        d2.d2,
+        None,
+        "without a server: correct by what mixing did to the last model",
+        "Tang 2018, arXiv:1803.07068",
+        no_limit="with a server it is FedAvg with equal weights, to rounding",
+    ),
+    "quasi_global": Entry(
+        "Quasi-global momentum",
+        quasi_global.quasi_global,
+        quasi_global.Config,
+        "without a server: local momentum along the path of the mixed model",
+        "Lin 2021, arXiv:2102.04761",
+        limit="beta=0",
+        settles="beta=0.3,mu=0.3",
+    ),
+    "relaysgd": Entry(
+        "RelaySGD",
+        relaysgd.relaysgd,
+        None,
+        "without a server: relay sums of models on a tree",
+        "Vogels 2021, arXiv:2110.04175",
+        no_limit="with a server it is FedAvg to the last bit, without a knob",
     ),
     "local": Entry(
         "Local only",
@@ -270,5 +384,6 @@ METHODS: dict[str, Entry] = {
         "train every client alone; nothing is sent",
         "Tan 2022, arXiv:2103.00710",
         no_limit="it has no server",
+        space=PLAIN,
     ),
 }

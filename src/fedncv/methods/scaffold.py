@@ -5,10 +5,14 @@
              c_u' =  c_u - c + (x - y) / (K * lr)         option II
     server   x    <- x - server_lr * mean_S(x - y_u)
              c    <- c + 1/N * sum_S(c_u' - c_u)
+    with weights=samples, n_u samples of client u
+             x    <- x - server_lr * sum_S n_u (x - y_u) / sum_S n_u
+             c    <- c + sum_S n_u (c_u' - c_u) / sum_N n_v
 
 Karimireddy et al., ICML 2020, https://arxiv.org/abs/1910.06378, Algorithm 1.
-Departures from the paper: with local momentum, K * lr is the sum of the factors with which the gradients
-entered x - y; without momentum they are the same.
+Departures from the paper: weights=samples, which the paper does not have, counts samples, as FedAvg's mean does, and
+needs clients whose number of samples does not change. With local momentum, K * lr is the sum of the factors with which
+the gradients entered x - y; without momentum they are the same.
 """
 
 import math
@@ -21,6 +25,7 @@ from torch import Tensor
 from fedncv.methods.base import (
     Ask,
     Batch,
+    Changes,
     Federation,
     Method,
     Phase,
@@ -40,6 +45,8 @@ class Config:
     """How a client updates its control variate: I, by a pass over its data at x; II, from its local steps."""
     server_lr: float = 1.0
     """Server step, above 0; 1 replaces the model by the mean of the local models."""
+    weights: Literal["one", "samples"] = "one"
+    """What a client counts in x and in c: one, as in the paper, or its samples."""
 
     def __post_init__(self) -> None:
         if not 0 < self.server_lr < math.inf:
@@ -49,7 +56,7 @@ class Config:
 class Server(NamedTuple):
     x_P: Tensor  # global model
     c_P: Tensor  # server control variate, the mean of all clients'
-    num_clients: int
+    num_clients: float  # all clients; with weights=samples all their samples
 
 
 class Down(NamedTuple):
@@ -73,7 +80,9 @@ def scaffold(config: Config = Config()) -> Method:
     first_phase = 1 if config.option == "I" else 0
 
     def init(x_P: Tensor, federation: Federation) -> Server:
-        return Server(x_P, x_P.new_zeros(x_P.shape), federation.num_clients)
+        by_samples = config.weights == "samples"
+        number = float(federation.sizes_N.sum()) if by_samples else federation.num_clients
+        return Server(x_P, x_P.new_zeros(x_P.shape), number)
 
     def init_own(_ask: Ask, x_P: Tensor) -> Tensor:
         return x_P.new_zeros(x_P.shape)  # c_u
@@ -117,8 +126,9 @@ def scaffold(config: Config = Config()) -> Method:
         finish=finish,
         step=step,
         reveals={"delta_P": "the client's model update", "dc_P": "how its mean gradient changed"},
-        weights={"delta_P": "one", "dc_P": "one"},
-        keep=lambda c_u_P, up, _new_P: c_u_P + up.dc_P,
+        weights={"delta_P": config.weights, "dc_P": config.weights},
+        changes=Changes("dc_P", lambda c_u_P: c_u_P, lambda c_u_P, _after_P, sent_P: c_u_P + sent_P),
+        fixed_sizes=config.weights == "samples",
         needs_sgd=(
             "c_u' is (x - y) divided by the sum of the step lengths, a mean gradient only with SGD; scaffold:option=I "
             "works with any optimizer"

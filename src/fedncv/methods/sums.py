@@ -21,6 +21,7 @@ class Replies(NamedTuple):
     sizes_S: Tensor  # training samples
     inclusion_S: Tensor  # probability that this client is drawn and replies in this round
     omega_S: Tensor | None = None  # weights that replace p_u, such as Horvitz-Thompson's
+    awake_A: Tensor | None = None  # clients that were reached in this round, with a reply or without; None: unknown
 
     @property
     def weight_S(self) -> Tensor:

@@ -49,11 +49,12 @@ def try_method(name: str, method: Method, given: Given) -> None:
 
 def _try(name: str, method: Method, given: Given) -> None:
     model = given.model
-    x_P, b_R = model.start_P, model.start_R
+    x_P, b_R, size = model.start_P, model.start_R, len(given.batch.x)
 
     def asked(**phase: Any) -> Ask:
         key = key_for(0, "trial").to(x_P.device)
-        return Ask(model, given.task, b_R, client=given.client, round=0, key=key, num_batches=1, **phase)
+        known: dict[str, Any] = {"client": given.client, "round": 0, "key": key, "num_batches": 1, "batch_size": size}
+        return Ask(model, given.task, b_R, **known, **phase)
 
     def call(function: str, *arguments: Any) -> Any:
         try:
@@ -65,15 +66,15 @@ def _try(name: str, method: Method, given: Given) -> None:
                 f"method {name!r}: {function} failed: {place_of(error)}; it is called as {CALLS[function]}"
             ) from error
 
-    def call_for_two(function: str, *arguments: Any, is_vector: bool = False) -> tuple[Any, Any]:
+    def call_for_two(function: str, *arguments: Any, like: Tensor | None = None) -> tuple[Any, Any]:
         found = call(function, *arguments)
         first, second = WANTED[function]
-        vector = f", {first} of shape ({x_P.numel()},)" if is_vector else ""
+        vector = "" if like is None else f", {first} of shape ({like.numel()},)"
         if not isinstance(found, tuple | list) or len(found) != 2:
             raise ValueError(
                 f"method {name!r}: {function} returns {_said(found)}; it must return ({first}, {second}){vector}"
             )
-        if is_vector and not (isinstance(found[0], Tensor) and found[0].shape == x_P.shape):
+        if like is not None and not (isinstance(found[0], Tensor) and _fits(found[0], like, first)):
             raise ValueError(
                 f"method {name!r}: {function} returns {_said(found[0])} as {first}; it must return "
                 f"({first}, {second}){vector}, one number per trainable parameter"
@@ -83,17 +84,24 @@ def _try(name: str, method: Method, given: Given) -> None:
     server = call("init", x_P, given.federation)
     own = call("init_own", asked(), x_P)
     down = row(call("broadcast", server, torch.zeros(1, dtype=torch.int64, device=x_P.device)), 0)
-    y_P, scratch = call_for_two("begin", asked(), down, own, is_vector=True)
+    y_P, scratch = call_for_two("begin", asked(), down, own, like=x_P)
     for i, phase in enumerate(call("phases", given.epochs)):
         ask = asked(phase=i, mode=phase.mode)
         trains = bool(phase.trains)  # otherwise nobody uses the direction
-        g_P, scratch = call_for_two("direction", ask, y_P, given.batch, down, own, scratch, is_vector=trains)
+        like = y_P if trains else None
+        g_P, scratch = call_for_two("direction", ask, y_P, given.batch, down, own, scratch, like=like)
         y_P = y_P - given.work.lr * g_P if trains else y_P
     up, _ = call_for_two("finish", asked(), y_P, given.work, down, own, scratch)
     try:
         check_reveals(method, up)
     except ValueError as error:
         raise ValueError(f"method {name!r}: {error}") from None
+
+
+def _fits(found: Tensor, like: Tensor, name: str) -> bool:
+    """Return whether it has the shape of ``like``; behind the model, ``y_P`` may have personal parameters."""
+    longer = name == "y_P" and found.dim() == 1 and found.numel() > like.numel()
+    return found.shape == like.shape or longer
 
 
 def _said(found: object) -> str:

@@ -9,6 +9,7 @@ from fedncv.data import Dataset, load
 from fedncv.engine.arithmetic import arithmetic
 from fedncv.engine.problem import Problem, State, build, start
 from fedncv.engine.sequential import one_thread
+from fedncv.observatory.errors import refuse_private
 from fedncv.observatory.everyone import Engine, common_point, engine_for, everyone
 from fedncv.observatory.shadow import Path, follow, states_along
 from fedncv.observatory.update import Row, probe
@@ -68,6 +69,8 @@ def check(config: RunConfig, methods: Sequence[str], reference: str) -> None:
     data = load(config.data, config.data_dir or None)
     for method in dict.fromkeys([*methods, *([] if reference == OWN else [reference])]):
         (problem,) = _problems([config], method, data)
+        if method in methods:
+            refuse_private(problem)
         state = start(problem)
         follow(problem, state, common_point(problem, state))
 

@@ -32,6 +32,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedncv.config import short_name
 from fedncv.engine import sampling
 from fedncv.engine.problem import Problem, State, arrivals
 from fedncv.estimators import uniform_joint_inclusion
@@ -99,6 +100,7 @@ def frozen_server(problem: Problem, state: State, answers: Everyone) -> Server:
     """Return the server at ``state``, in float64, with the method's own aggregate."""
     problem = problem.at(state.round)
     method, device = problem.method, answers.ids_N.device
+    refuse_private(problem)
     server, ids = doubled(state.server), answers.ids_N
     first = int(ids[0])
     (arrival,) = arrivals(problem, state, np.array([first]))
@@ -122,6 +124,15 @@ def frozen_server(problem: Problem, state: State, answers: Everyone) -> Server:
         return x_P - model(answer(some, certain))
 
     return Server(x_P, server, sizes_N, inclusion_N, answer, step)
+
+
+def refuse_private(problem: Problem) -> None:
+    """Raise ValueError if the method adds noise for privacy: its step with all replies is not what a step aims at."""
+    if problem.method.privacy is not None:
+        raise ValueError(
+            f"{short_name(problem.config.method)} cannot be compared with the step of all clients: it divides sums by "
+            "the expected weight of a cohort, and adds noise; measure the method without +dp"
+        )
 
 
 # ---- draws ---------------------------------------------------------------------------------------------
@@ -152,6 +163,8 @@ def draws_of(problem: Problem, state: State, answers: Everyone, *, num_draws: in
 def _draw(problem: Problem, rng: np.random.Generator) -> sampling.Ids:
     if problem.config.sampling == "uniform":
         return sampling.draw_uniform(rng, problem.federation.num_clients, problem.config.per_round)
+    if problem.config.sampling == "poisson":
+        return sampling.draw_poisson(rng, problem.federation.num_clients, problem.config.per_round)
     if problem.config.sampling == "weighted":
         return sampling.draw_systematic(rng, problem.inclusion_N)
     return sampling.draw_available(rng, problem.rates_N, problem.config.per_round)

@@ -71,7 +71,8 @@ def common_point(problem: Problem, state: State) -> Point:
     (arrival,) = arrivals(problem, state, np.array([0]))
     ask = problem.ask(0, arrival.buffers_R, state.round)
     own = tree_map(lambda leaf: leaf.to(arrival.buffers_R.device), arrival.kept.own)  # maybe on another device
-    return Point(problem.method.begin(ask, arrival.down, own)[0], arrival.buffers_R)
+    y_P, _ = problem.method.begin(ask, arrival.down, own)
+    return Point(y_P[: problem.model.layout.num_parameters], arrival.buffers_R)
 
 
 def doubled(tree: Any) -> Any:
@@ -92,7 +93,7 @@ def _one_by_one(problem: Problem, state: State, replicate: int) -> Everyone:
         trained = train(keyed, state.round, arrival)
         if trained is not None:
             ids.append(arrival.client)
-            ys.append(trained.y_P)
+            ys.append(trained.y_P[: len(x_P)])
             ups.append(trained.up)
     if not ids:
         raise ValueError("no client has enough samples for a step; there is no update to measure")
@@ -114,7 +115,7 @@ def _stacked(engine: StackedEngine, states: Sequence[State], replicate: int) -> 
         mine_K = torch.from_numpy(mine).to(engine.device)
         ids_N = torch.from_numpy(arrived.rows[replied.who][mine] % num_clients).to(engine.device)
         y_NP, ups = tree_map(lambda leaf, rows=mine_K: leaf.index_select(0, rows), (replied.y_KP, replied.up))
-        answers.append(_answers(ids_N, x_P, y_NP, ups))
+        answers.append(_answers(ids_N, x_P, y_NP[:, : len(x_P)], ups))
     return answers
 
 

@@ -21,7 +21,7 @@ def _at_worst(results: Results) -> list[str]:
     gaps: list[tuple[Paired, str, str]] = []
     sure, focus = 0, results.focus
     for column in results.columns:
-        for metric in METRICS:
+        for metric in (metric for metric in METRICS if metric in column.shown):
             scores = column.scores(metric)
             others = [method for method in scores if method != focus and not method.startswith(f"{focus}:")]
             if focus not in scores or not others:

@@ -20,6 +20,7 @@ from fedncv.results import (
     CONFIG,
     PERCENT,
     TIMING,
+    UNSEEN,
     Run,
     Score,
     check_folder,
@@ -31,9 +32,10 @@ from fedncv.results import (
 from fedncv.study import FILE, NEUTRAL, TUNING, Study, read_study
 
 NO_SEED = -1  # of a run whose config cannot be read
+WHEN = ("before", "after")
 DEPTH = 4  # levels of folders below the given one
 # Settings that decide which samples a client trains and is tested on: runs that differ in them share no column.
-PROBLEM = (*(name for name in named("samples") if name not in NEUTRAL), "stream", "clients", "task")
+PROBLEM = (*(name for name in named("samples") if name not in NEUTRAL), "stream", "clients", "unseen", "task")
 
 
 class Missing(NamedTuple):
@@ -71,6 +73,18 @@ class Column:
         return self.settings.clients
 
     @property
+    def by(self) -> str:
+        """The score that tuning chose the settings of this column by, if another column has those of the other one."""
+        return next((metric for metric in WHEN if self.name.endswith(f"/by-{metric}")), "")
+
+    @property
+    def shown(self) -> tuple[str, ...]:
+        """The scores in the table: both, or the one that its settings were chosen by; and those of unseen clients."""
+        plain = (self.by,) if self.by else WHEN
+        unseen = any(run.last(f"{UNSEEN}{plain[0]}") is not None for runs in self.runs.values() for run in runs)
+        return (*plain, *(f"{UNSEEN}{metric}" for metric in plain if unseen))
+
+    @property
     def as_in_paper(self) -> bool:
         """Whether all runs follow the paper's protocol."""
         return all(map(paper.follows, self._all_settings()))
@@ -93,7 +107,8 @@ class Column:
         variant = "" if name == self.data else name.partition("/")[2]  # a path in the data's text is none
         if variant == f"clients-{self.clients}":
             variant = f"{self.clients:,} clients"
-        words = ", ".join(filter(None, [self.where or names.dataset(self.data), variant.replace("-", " ")]))
+        variant = variant.replace("by-", "/tuned for ") if self.by else variant.replace("-", " ")
+        words = ", ".join([self.where or names.dataset(self.data), *filter(None, variant.split("/"))])
         return f"{words} ({self.apart})" if self.apart else words
 
     def scores(self, metric: str) -> dict[str, dict[int, float]]:
@@ -110,9 +125,10 @@ class Column:
         """How many clients were scored, in words; empty if all were."""
         return samples_of([run for runs in self.runs.values() for run in runs])
 
-    def prior(self) -> float | None:
-        """Accuracy of the label prior alone, mean over the seeds."""
-        priors = {run.config.seed: run.last("label_prior") for runs in self.runs.values() for run in runs}
+    def prior(self, metric: str = "before") -> float | None:
+        """Accuracy of the label prior alone, mean over the seeds; None after local training, as it does not train."""
+        name = {"before": "label_prior", f"{UNSEEN}before": f"{UNSEEN}label_prior"}.get(metric, "")
+        priors = {run.config.seed: run.last(name) for runs in self.runs.values() for run in runs}
         known = [prior for prior in priors.values() if prior is not None]
         return sum(known) / len(known) if known else None
 
@@ -250,8 +266,10 @@ def gather(
 
 def _read(folder: Path, label: str, allow: tuple[str, ...], given: Given, is_live: bool) -> Read:
     study, made_with, runs, unreadable = given
+    if study is not None:
+        runs = _as_planned(folder, study, runs)
     if study is not None and (study.tuning is not None or study.lr):
-        allow = (*allow, "lr")
+        allow = (*allow, "lr", *{name for each in study.tuned.values() for chosen in each.values() for name in chosen})
     if study is not None and len(study.clients) > 1:
         allow = (*allow, "clients", "per_round")
     if study is not None:
@@ -269,6 +287,18 @@ def _read(folder: Path, label: str, allow: tuple[str, ...], given: Given, is_liv
         print(f"left out: {error}", file=sys.stderr)
     planned = len(study.cells()) if study else len(runs) + len(unreadable)
     return Read(Source(folder, label, study, made_with, runs), columns, missing, planned)
+
+
+def _as_planned(folder: Path, study: Study, runs: list[Run]) -> list[Run]:
+    """Return the runs with their methods as the study names them, without the knobs that tuning chose."""
+    planned = {folder / cell.folder: cell for cell in study.cells()}
+
+    def named(run: Run) -> Run:
+        cell = planned.get(run.folder)
+        is_it = cell is not None and cell.config.method == run.config.method != cell.method
+        return run._replace(config=replace(run.config, method=cell.method)) if cell and is_it else run
+
+    return list(map(named, runs))
 
 
 def _methods(read: Read) -> list[str]:
@@ -404,7 +434,7 @@ def _columns(
         seen.add(missing[-1][:3])
     if study is not None:
         for cell in study.cells():
-            key = (str(cell.folder.parent), cell.config.method, cell.config.seed)
+            key = (str(cell.folder.parent), cell.method, cell.config.seed)
             if key not in seen:
                 missing.append(Missing(*key, "not started", ""))
     for column in columns.values():
@@ -423,7 +453,7 @@ def _unreadable(folder: Path, path: Path, error: str, study: Study | None) -> Mi
     """Describe the run by the study's plan or its own config; if that is damaged too, by its folder."""
     for cell in study.cells() if study else []:
         if path == folder / cell.folder:
-            return Missing(str(cell.folder.parent), cell.config.method, cell.config.seed, "unreadable", error)
+            return Missing(str(cell.folder.parent), cell.method, cell.config.seed, "unreadable", error)
     try:
         config = read_config(path)
     except ValueError:
@@ -492,6 +522,11 @@ def _pooled(group: list[tuple[Read, Column]]) -> tuple[dict[str, list[Run]], dic
             renamed[label, method] = f"{method}{APART}{label}"
             pooled[renamed[label, method]] = runs
     return pooled, renamed
+
+
+def same_protocol(runs: list[Run]) -> bool:
+    """Return whether the runs have equal settings, but for the seed, the method's name and the machine."""
+    return not _differing(runs)
 
 
 def _agree(runs: list[Run]) -> bool:

@@ -10,6 +10,7 @@ from pathlib import PurePath
 from fedncv.catalogue import methods as listed_methods
 from fedncv.config import CUSTOM, own_object
 from fedncv.figures import APART
+from fedncv.results import UNSEEN
 
 OURS = "fedncv"
 METHODS = {name: about.title for name, about in listed_methods().items()}
@@ -57,6 +58,9 @@ METRICS = {
     "before_worst_decile": "before, worst tenth of clients",
     "after_client_mean": "after, mean over clients",
     "after_worst_decile": "after, worst tenth of clients",
+    "unseen_before": "clients that never train, before local training",
+    "unseen_after": "clients that never train, after local training",
+    "unseen_pooled": "shared model on all test samples of clients that never train",
     "pooled": "shared model on all test samples",
     "loss": "training loss",
     "variance_signal": "signal",
@@ -76,10 +80,10 @@ def is_listed(method: str) -> bool:
 def short(methods: list[str]) -> dict[str, str]:
     """Return text -> the name in a report: without the module or the fingerprint, unless another one has that name.
 
-    >>> list(short(["fedavg", "my.code:mine:mu=1+prior", "custom:ditto#1f0a2b", "custom:fedavg#3d0a2b"]).values())
-    ['fedavg', 'mine:mu=1+prior', 'ditto', 'custom:fedavg#3d0a2b']
-    >>> list(short(["custom:ditto#1f0a2b", "custom:ditto#2e0a2b"]).values())
-    ['custom:ditto#1f0a2b', 'custom:ditto#2e0a2b']
+    >>> list(short(["fedavg", "my.code:mine:mu=1+prior", "custom:theirs#1f0a2b", "custom:fedavg#3d0a2b"]).values())
+    ['fedavg', 'mine:mu=1+prior', 'theirs', 'custom:fedavg#3d0a2b']
+    >>> list(short(["custom:theirs#1f0a2b", "custom:theirs#2e0a2b"]).values())
+    ['custom:theirs#1f0a2b', 'custom:theirs#2e0a2b']
     """
     brief = {text: _brief(text) for text in methods}
     taken = list(brief.values())
@@ -105,8 +109,8 @@ def method(text: str) -> str:
     'FedProx, mu 0.1, server_lr 2 + prior, tau 1'
     >>> method("fedncv:memory=adaptive,drift=off")
     'FedNCV with server memory, without drift correction'
-    >>> method("fedavg @ runs/a"), method("custom:ditto#1f0a2b"), method("my.code:mine:mu=1"), method("custom")
-    ('FedAvg (runs/a)', 'ditto #1f0a2b', 'my.code:mine, mu 1', 'own method')
+    >>> method("fedavg @ runs/a"), method("custom:theirs#1f0a2b"), method("my.code:mine:mu=1"), method("custom")
+    ('FedAvg (runs/a)', 'theirs #1f0a2b', 'my.code:mine, mu 1', 'own method')
     """
     text, apart, folder = text.partition(APART)
     if apart:
@@ -181,6 +185,15 @@ def thing(text: str) -> str:
     return "own" if text == CUSTOM else _brief(text)
 
 
+def heading(name: str) -> str:
+    """Return the short name of a score, for a column of a table.
+
+    >>> heading("after"), heading("unseen_after")
+    ('after', 'after, unseen')
+    """
+    return f"{name.removeprefix(UNSEEN)}, unseen" if name.startswith(UNSEEN) else name
+
+
 def metric(name: str) -> str:
     """
     >>> metric("before"), metric("after_f1_macro"), metric("before_f1_macro_client_mean")
@@ -188,6 +201,8 @@ def metric(name: str) -> str:
     """
     if name in METRICS:
         return METRICS[name]
+    if name.startswith(UNSEEN):
+        return f"{metric(name.removeprefix(UNSEEN))}, clients that never train"
     found = re.fullmatch(r"(before|after)_(.+?)(_client_mean|_worst_decile)?", name)
     if found is None:
         return name.replace("_", " ")

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from fedncv.figures import looks
 from fedncv.report import metrics, names, partition, parts, sections, series, variance
 from fedncv.report.gather import Column, Results
-from fedncv.report.table import MainTable
+from fedncv.report.table import MainTable, is_sample
 from fedncv.report.table import sampled as sampled_clients
 from fedncv.report.verdict import Claim
 
@@ -111,7 +111,8 @@ def content(
     score, called = escape(results.score.axis().capitalize()), escape(results.score.name.capitalize())
     beside = "; below it the paper's value" if table.beside_paper else ""
     sampled = escape(f" {sampled_clients(results.columns)}".rstrip())
-    whose = "a sample of clients'" if sampled else "all clients'"
+    drawn = any(is_sample(column.sampled) for column in results.columns)
+    whose = "a sample of clients'" if drawn else "the clients'" if sampled else "all clients'"
     return [
         Part("verdict", "Verdict", "", sections.verdict(results, table, claims)
              + ("" if is_live else sections.missing(results))),

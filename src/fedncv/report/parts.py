@@ -1,14 +1,18 @@
-"""Gain and cost of each part: accuracy, variance and work of every method, for a table of one column."""
+"""Gain and cost of each part: accuracy, variance and work of every method.
+
+For a table of one column, and for each column of a table about FedNCV's parts.
+"""
 
 import math
 from html import escape
 from typing import NamedTuple
 
-from fedncv.comparison import Paired, Summary, paired, summary
+from fedncv.comparison import Paired, Summary, holm, paired, summary
 from fedncv.report import names, series, variance
 from fedncv.report.findings import signed
-from fedncv.report.gather import Results
+from fedncv.report.gather import Column, Results
 from fedncv.report.table import METRICS, scaled, spread
+from fedncv.report.verdict import about_parts
 from fedncv.results import Score
 
 YARDSTICK = "fedavg"
@@ -21,14 +25,31 @@ class Part(NamedTuple):
     against: list[Paired | None]  # the same minus the reference's, by seed
     split: list[float | None]  # variance between and within clients at the last probe
     spent: series.Spent
+    adjusted: list[float]  # p of each difference after Holm's correction over all differences of all columns
+
+
+def tables(results: Results) -> list[tuple[str, list[Part]]]:
+    """Return (title, one row per method) of each column; none if the table is not about parts."""
+    columns = [column for column in results.columns if len(column.runs) > 1]
+    if not reference(results) or (len(results.columns) > 1 and not all(map(about_parts, results.columns))):
+        return []
+    found = [_rows(results, column) for column in columns]
+    gaps = [gap.p if gap else math.nan for rows in found for row in rows for gap in row.against]
+    adjusted = iter(holm(gaps))
+    return [
+        (column.title, [row._replace(adjusted=[next(adjusted) for _ in row.against]) for row in rows])
+        for column, rows in zip(columns, found, strict=True)
+    ]
 
 
 def parts(results: Results) -> list[Part]:
-    """Return one row per method; none if there are several columns, or nothing to compare the reference with."""
+    """Return one row per method of a table of one column; none if there is nothing to compare the reference with."""
+    found = tables(results) if len(results.columns) == 1 else []
+    return found[0][1] if found else []
+
+
+def _rows(results: Results, column: Column) -> list[Part]:
     base = reference(results)
-    if len(results.columns) != 1 or not base or len(results.columns[0].runs) < 2:
-        return []
-    (column,) = results.columns
     scores = [column.scores(metric) for metric in METRICS]
     spent = series.work(column)
     found = []
@@ -43,6 +64,7 @@ def parts(results: Results) -> list[Part]:
                 [gap if gap.num_seeds and method != base else None for gap in gaps],
                 [end.mean if end else None for end in ends],
                 spent[method],
+                [math.nan] * len(gaps),
             )
         )
     return found
@@ -68,7 +90,10 @@ def cells(row: Part, rows: list[Part], score: Score) -> list[tuple[float | None,
     """Return (sort key, text) for each of the heads."""
     said: list[tuple[float | None, str]] = []
     said += [(each.mean, spread(each, score)) if each else (None, "–") for each in row.scores]
-    said += [(gap.difference, _gap(gap, score)) if gap else (None, "–") for gap in row.against]
+    said += [
+        (gap.difference, _gap(gap, score) + ("" if adjusted < 0.05 or not clear else " °")) if gap else (None, "–")
+        for gap, adjusted, clear in zip(row.against, row.adjusted, sure(row), strict=True)
+    ]
     if _probed(rows):
         by = _yardstick(rows) or [1.0] * len(SPLIT)
         split = [None if value is None else value / unit for value, unit in zip(row.split, by, strict=True)]
@@ -105,9 +130,12 @@ def _yardstick(rows: list[Part]) -> list[float]:
 
 
 def to_markdown(results: Results) -> str:
-    rows = parts(results)
-    if not rows:
-        return ""
+    found = tables(results)
+    titles = [f"## {title}\n\n" if len(found) > 1 else "" for title, _ in found]
+    return "\n".join(title + _markdown(results, rows) for title, (_, rows) in zip(titles, found, strict=True))
+
+
+def _markdown(results: Results, rows: list[Part]) -> str:
     columns = ["method", *(f"{group}, {name}" for group, name in heads(results, rows))]
     lines = ["| " + " | ".join(columns) + " |", "| --- |" + " ---: |" * (len(columns) - 1)]
     for row in rows:
@@ -119,9 +147,16 @@ def to_markdown(results: Results) -> str:
 
 
 def section(results: Results) -> str:
-    rows = parts(results)
-    if not rows:
-        return ""
+    found = tables(results)
+    if len(found) < 2:
+        return "".join(_table(results, rows) for _, rows in found)
+    return "".join(
+        f"<details{' open' * (i == 0)}><summary>{escape(title)}</summary><div>{_table(results, rows)}</div></details>"
+        for i, (title, rows) in enumerate(found)
+    )
+
+
+def _table(results: Results, rows: list[Part]) -> str:
     columns = heads(results, rows)
     groups = [group for group, _ in columns]
     edges = {1 + groups.index(group) for group in groups}
@@ -159,7 +194,8 @@ def words(results: Results, rows: list[Part]) -> str:
     unit = results.score.unit.strip() or results.score.name
     said = [
         f"Before and after: mean ± deviation over seeds, {unit}.",
-        f"Minus {names.method(reference(results))}: paired by seed, with the 95 % interval; bold if it excludes zero.",
+        f"Minus {names.method(reference(results))}: paired by seed, with the 95 % interval; bold if it excludes zero, "
+        "with ° if not after Holm's correction over all differences here.",
     ]
     if _probed(rows):
         of = ", as a multiple of FedAvg's" if _yardstick(rows) else ""

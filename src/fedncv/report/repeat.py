@@ -147,6 +147,7 @@ def machines(results: Results) -> tuple[dict[str, str], int]:
         for line in lines:
             dates.append(str(line.pop("date", "")))
             line.pop("round", None)
+            line.pop("method", None)  # of a study there are many
             for name, value in line.items():
                 if value != "":
                     found.setdefault(name, {})[str(value)] = None

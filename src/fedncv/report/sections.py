@@ -10,15 +10,15 @@ from urllib.parse import quote
 from fedncv.comparison import Summary, paired
 from fedncv.config import Settings
 from fedncv.figures import FEW_SEEDS, looks
-from fedncv.report import names, series
+from fedncv.report import names, series, tuning
 from fedncv.report import repeat as repeating
 from fedncv.report.findings import findings
 from fedncv.report.gather import Column, Results, Source
-from fedncv.report.table import METRICS as BOTH
+from fedncv.report.reruns import reruns
 from fedncv.report.table import Entry, MainTable
 from fedncv.report.verdict import AGREES, DIFFERS, PARTLY, Claim, headline
 from fedncv.results import CONFIG, MACHINE, METRICS, TIMING, Score
-from fedncv.study import FILE, NEUTRAL
+from fedncv.study import FILE, NEUTRAL, TRIALS
 
 BADGES = {AGREES: "agrees", PARTLY: "part", DIFFERS: "differs"}
 
@@ -63,12 +63,20 @@ def apart(results: Results) -> list[str]:
         f"<b>{escape(source.label)}</b> ({escape(', '.join(_methods_of(results, source)))})"
         for source in results.sources
     )
-    if not results.apart:
+    if not results.apart and not reruns(results):
         return [f"Side by side: {folders}. Their settings are equal, so seeds of one method are pooled."]
     items = "".join(f"<li>{escape(each)}</li>" for each in results.apart)
+    noise = "".join(f"<li>{escape(each.words(results.score))}</li>" for each in reruns(results))
+    if noise:
+        noise = (
+            f"The same seeds with the same settings, run twice (on another machine, engine or layers):<ul>{noise}</ul>"
+        )
+    if not items:
+        return [f"Side by side: {folders}. Their settings are equal, but not the numbers of equal seeds.", noise]
     return [
+        noise,
         f"Side by side: {folders}. They differ in:<ul>{items}</ul>A method with different settings has a row for each "
-        "folder; different data or partitions have their own columns."
+        "folder; different data or partitions have their own columns.",
     ]
 
 
@@ -103,11 +111,14 @@ def missing(results: Results) -> str:
 
 
 def main_table(table: MainTable) -> str:
-    columns = [column for column, metric in table.keys if metric == BOTH[0]]
-    groups = "".join(f'<th class="group" colspan="2">{escape(column.title)}</th>' for column in columns)
+    columns = list(dict.fromkeys(column for column, _ in table.keys))
+    groups = "".join(
+        f'<th class="group" colspan="{len(column.shown)}">{escape(column.title)}</th>' for column in columns
+    )
+    edges = [metric == column.shown[0] for column, metric in table.keys]
     heads = "".join(
-        f'<th data-column="{i}" aria-sort="none" class="{"edge" if metric == BOTH[0] else ""}">'
-        f'<button type="button">{metric}</button></th>'
+        f'<th data-column="{i}" aria-sort="none" class="{"edge" if edges[i - 1] else ""}">'
+        f'<button type="button">{names.heading(metric)}</button></th>'
         for i, (_, metric) in enumerate(table.keys, start=1)
     )
     ranked = bool(table.ranks)
@@ -118,7 +129,8 @@ def main_table(table: MainTable) -> str:
     rows = []
     for method in table.methods:
         cells = "".join(
-            _cell(table.entries[column.name, metric, method], metric, table.score) for column, metric in table.keys
+            _cell(table.entries[column.name, metric, method], edge, table.score)
+            for (column, metric), edge in zip(table.keys, edges, strict=True)
         )
         if ranked:
             rank = table.ranks.get(method)
@@ -126,10 +138,9 @@ def main_table(table: MainTable) -> str:
         rows.append(f'<tr data-method="{escape(method)}"><th data-value="{escape(names.method(method))}">'
                     f"{escape(names.method(method))}</th>{cells}</tr>")  # fmt: skip
     floor = []
-    for column, metric in table.keys:
-        prior = column.prior() if metric == BOTH[0] else None
-        edge = "edge" if metric == BOTH[0] else ""
-        floor.append(f'<td class="{edge}">{"" if prior is None else f"{100 * prior:.2f}"}</td>')
+    for (column, metric), at_edge in zip(table.keys, edges, strict=True):
+        prior = column.prior(metric)
+        floor.append(f'<td class="{"edge" if at_edge else ""}">{"" if prior is None else f"{100 * prior:.2f}"}</td>')
     tail = '<td class="edge"></td>' if ranked else ""
     foot = f'<tfoot><tr class="floor"><th>label prior alone</th>{"".join(floor)}{tail}</tr></tfoot>'
     foot = foot if any(column.prior() is not None for column in columns) else ""
@@ -141,8 +152,8 @@ def main_table(table: MainTable) -> str:
     )
 
 
-def _cell(entry: Entry, metric: str, score: Score) -> str:
-    edge = "edge" if metric == BOTH[0] else ""
+def _cell(entry: Entry, at_edge: bool, score: Score) -> str:
+    edge = "edge" if at_edge else ""
     short = f'<span class="short">{entry.missing} missing</span>' if entry.missing else ""
     paper = f'<span class="paper">{entry.paper.mean:.2f}</span>' if entry.paper else ""
     ours = entry.ours
@@ -181,7 +192,7 @@ def standings(table: MainTable) -> str:
             _p(standing.p), _p(standing.adjusted_p), told,
         ]  # fmt: skip
         body = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
-        rows.append(f"<tr><th>{escape(column.title)}, {metric}</th>{body}</tr>")
+        rows.append(f"<tr><th>{escape(column.title)}, {names.heading(metric)}</th>{body}</tr>")
     if not rows or len(table.methods) == 1:
         return ""
     lead = "Ahead by, points (95 %)" if table.score.unit else "Ahead by (95 %)"
@@ -268,9 +279,11 @@ def _work_table(column: Column, target: float | None, score: Score) -> str:
     if not spent:
         return "<p class='soft'>No finished run yet.</p>"
     goal = next(iter(spent.values())).target
+    private = any(each.epsilon is not None for each in spent.values())
     heads = ["samples", "gradients", "down", "up", "seconds", "reached it", "rounds", "samples", "bytes"]
+    heads += ["ε of a client"] * private
     top = "".join(
-        f'<th data-column="{i}" aria-sort="none" class="{"edge" if i in (1, 6) else ""}">'
+        f'<th data-column="{i}" aria-sort="none" class="{"edge" if i in (1, 6, 10) else ""}">'
         f'<button type="button">{head}</button></th>'
         for i, head in enumerate(heads, start=1)
     )
@@ -286,46 +299,22 @@ def _work_table(column: Column, target: float | None, score: Score) -> str:
             (each.rounds_to, "–" if each.rounds_to is None else f"{each.rounds_to:.1f}"),
             (each.samples_to, "–" if each.samples_to is None else names.quantity(each.samples_to)),
             (each.bytes_to, "–" if each.bytes_to is None else names.traffic(each.bytes_to)),
+            *[(each.epsilon, "–" if each.epsilon is None else f"{each.epsilon:.3g} (δ {each.delta:g})")] * private,
         ]
         body = "".join(
-            f'<td class="{"edge" if i in (0, 5) else ""}" data-value="{"" if value is None else value}">{text}</td>'
+            f'<td class="{"edge" if i in (0, 5, 9) else ""}" data-value="{"" if value is None else value}">{text}</td>'
             for i, (value, text) in enumerate(cells)
         )
         rows.append(
             f"<tr><th data-value='{escape(names.method(method))}'>{escape(names.method(method))}</th>{body}</tr>"
         )
+    over = '<th class="group">differential privacy</th>' * private
     return (
         '<div class="scroll"><table class="sortable"><thead><tr><th rowspan="2" data-column="0" aria-sort="none">'
         '<button type="button">Method</button></th><th class="group" colspan="5">whole run, mean over seeds</th>'
-        f'<th class="group" colspan="4">to {score.show(goal, 1)}{score.unit} before local training</th></tr>'
-        f"<tr>{top}</tr></thead>"
+        f'<th class="group" colspan="4">to {score.show(goal, 1)}{score.unit} before local training</th>'
+        f"{over}</tr><tr>{top}</tr></thead>"
         f"<tbody>{''.join(rows)}</tbody></table></div>"
-    )
-
-
-def tuning(results: Results) -> str:
-    study = results.study
-    if study is None or study.tuning is None or not study.lr:
-        return ""
-    grid = sorted(study.tuning.grid)
-    heads = "".join(f"<th>{escape(column.title)}</th>" for column in results.columns)
-    rows = []
-    for method in study.methods:
-        cells = []
-        for column in results.columns:
-            lr = study.lr.get(column.name, {}).get(method)
-            edge = " <small>(edge)</small>" if len(grid) > 1 and lr in (grid[0], grid[-1]) else ""
-            cells.append(f"<td>{'–' if lr is None else f'{lr:g}'}{edge}</td>")
-        title = escape(names.method(results.ids.get(method, method)))
-        rows.append(f"<tr><th>{title}</th>{''.join(cells)}</tr>")
-    about = (
-        f"Every method was tuned with learning rates {', '.join(f'{lr:g}' for lr in grid)} on seeds "
-        f"{', '.join(map(str, study.tuning.seeds))}, which are not reported; the best mean “{study.tuning.by}” at the "
-        "last round was chosen before the reported seeds started. Edge: the best may be outside the grid."
-    )
-    return (
-        f"<p class='soft small'>{escape(about)}</p><div class='scroll'><table><thead><tr><th>Method</th>{heads}</tr>"
-        f"</thead><tbody>{''.join(rows)}</tbody></table></div>"
     )
 
 
@@ -341,13 +330,13 @@ def repeat(results: Results) -> str:
     shown = [f.name for f in fields(Settings) if f.name not in (*NEUTRAL, "data")]
     values = {name: "varies" if name in results.differing else str(getattr(config, name)) for name in shown}
     seeds = sorted({run.config.seed for run in results.finished})
-    tuned = tuning(results)
+    tuned = tuning.section(results)
     return (
         said
         + (f"<p class='soft small'>Seeds {', '.join(map(str, seeds))}.</p>" if seeds else "")
         + _details("Machine and versions", machine(results))
         + _details("All settings", _facts(values))
-        + (_details("Learning rates, tuned", tuned) if tuned else "")
+        + (_details("Tuning", tuned) if tuned else "")
     )
 
 
@@ -399,7 +388,8 @@ def files(results: Results, written: list[Path]) -> str:
                 ]
                 cells = f"<td>{run.config.seed}</td><td>{' · '.join(links)}</td>"
                 rows.append(f"<tr><th>{escape(names.method(method))}</th><td>{escape(column.title)}</td>{cells}</tr>")
-    studies = [source.folder / FILE for source in results.sources if source.study]
+    of_study = [source.folder / name for source in results.sources if source.study for name in (FILE, TRIALS)]
+    studies = [path for path in of_study if path.exists()]
     above = "".join(f"<li>{_link(path, results.folder, f'{path.parent.name}/{path.name}')}</li>" for path in studies)
     table = (
         '<div class="scroll left"><table><thead><tr><th>Method</th><th>Column</th><th>Seed</th><th>Files</th></tr>'

@@ -13,15 +13,16 @@ from fedncv.files import is_intact, parse
 from fedncv.report import names
 from fedncv.report.gather import Column, Results, seconds
 from fedncv.report.table import write_csv
-from fedncv.results import PER_CLIENT, STANDARD_ERROR, Run
+from fedncv.results import PER_CLIENT, STANDARD_ERROR, UNSEEN, Run
 from fedncv.study import PARTITION
 
 QUANTILES = (5, 25, 50, 75, 95)
 CURVES = (
     "before", "after", "before_client_mean", "before_worst_decile", "after_client_mean", "after_worst_decile",
-    "pooled", "loss",
+    "pooled", "unseen_before", "unseen_after", "unseen_pooled", "loss",
 )  # fmt: skip
 SCORES = tuple(name for name in CURVES if name != "loss")  # these have the unit of the score
+MORE = ("before_", "after_", f"{UNSEEN}before_", f"{UNSEEN}after_")  # begin the names of other metrics
 DEFINED = "_defined"  # suffix of the number of clients for which a metric is defined
 MOST_BEGUN = 60  # unfinished runs that are drawn in one column
 MOST = 13  # methods that a reader can distinguish in one figure
@@ -214,6 +215,8 @@ class Spent(NamedTuple):
     gradients: float
     bytes_down: float
     bytes_up: float
+    epsilon: float | None  # the largest of the runs'; None: not private
+    delta: float | None
     seconds: float | None
     target: float
     reached: int  # seeds that reached the target
@@ -235,6 +238,8 @@ def work(column: Column, target: float | None = None) -> dict[str, Spent]:
             gradients=_mean([run.last("gradients") or 0 for run in runs]),
             bytes_down=_mean([run.last("bytes_down") or 0 for run in runs]),
             bytes_up=_mean([run.last("bytes_up") or 0 for run in runs]),
+            epsilon=max(spent) if None not in (spent := [run.last("epsilon") for run in runs]) else None,
+            delta=runs[0].last("delta"),
             seconds=_mean(clocks) if len(clocks) == len(runs) else None,
             target=goal,
             reached=len(arrived),

@@ -62,7 +62,7 @@ class MainTable(NamedTuple):
 
 
 def main_table(results: Results) -> MainTable:
-    keys = [(column, metric) for column in results.columns for metric in METRICS]
+    keys = [(column, metric) for column in results.columns for metric in column.shown]
     compared = [compare(column.scores(metric)) for column, metric in keys]
     adjusted = holm([each.p for each in compared])
     standings = [
@@ -104,7 +104,13 @@ def sampled(columns: Sequence[Column]) -> str:
     same = len(set(words.values())) == 1
     said = [each if same else f"{title}: {each or 'all clients scored'}" for title, each in words.items()]
     text = "; ".join(dict.fromkeys(said))
-    return f"{text[0].upper()}{text[1:]}; s.e.: the standard error that this sample causes."
+    error = "; s.e.: the standard error that this sample causes" if any(map(is_sample, words.values())) else ""
+    return f"{text[0].upper()}{text[1:]}{error}."
+
+
+def is_sample(sampled: str) -> bool:
+    """Return whether these words are about a sample that was drawn, not about clients of a federation that agreed."""
+    return sampled.startswith("scored on ")
 
 
 def scaled(each: Summary, by: int) -> Summary:
@@ -155,7 +161,7 @@ def _number(value: float) -> str:
 
 def to_markdown(table: MainTable) -> str:
     """Return Markdown: best in bold, second in italics, * for significantly first, the paper's value in brackets."""
-    header = ["method", *(f"{column.title} {metric}" for column, metric in table.keys)]
+    header = ["method", *(f"{column.title} {names.heading(metric)}" for column, metric in table.keys)]
     lines = [_row(header), _row(["---", *["---:"] * len(table.keys)])]
     for method in table.methods:
         cells = []
@@ -187,11 +193,8 @@ def _legend(table: MainTable) -> str:
 
 def prior_cells(table: MainTable) -> list[str]:
     """Return the label prior's accuracy, only for "before", because it does not train."""
-    cells = []
-    for column, metric in table.keys:
-        prior = column.prior()
-        cells.append(f"{100 * prior:.2f}" if prior is not None and metric == "before" else "")
-    return cells
+    priors = [column.prior(metric) for column, metric in table.keys]
+    return ["" if prior is None else f"{100 * prior:.2f}" for prior in priors]
 
 
 def _row(cells: list[str]) -> str:
@@ -206,12 +209,13 @@ def spread(each: Summary, score: Score) -> str:
 
 def to_latex(table: MainTable) -> str:
     """Return LaTeX in the paper's layout: two columns per dataset, deviation in brackets."""
-    pairs = [column for column, metric in table.keys if metric == METRICS[0]]
+    columns = list(dict.fromkeys(column for column, _ in table.keys))
+    heads = [names.heading(metric).capitalize() for _, metric in table.keys]
     lines = [
-        r"\begin{tabular}{l" + "|cc" * len(pairs) + "}",
+        r"\begin{tabular}{l" + "".join("|" + "c" * len(column.shown) for column in columns) + "}",
         r"\hline",
-        " & ".join(["", *(rf"\multicolumn{{2}}{{c}}{{{_tex(c.title)}}}" for c in pairs)]) + r" \\",
-        " & ".join(["Method", *(["Before", "After"] * len(pairs))]) + r" \\",
+        " & ".join(["", *(rf"\multicolumn{{{len(c.shown)}}}{{c}}{{{_tex(c.title)}}}" for c in columns)]) + r" \\",
+        " & ".join(["Method", *map(_tex, heads)]) + r" \\",
         r"\hline",
     ]
     for method in table.methods:
@@ -222,7 +226,7 @@ def to_latex(table: MainTable) -> str:
         lines.append(" & ".join(cells) + r" \\")
     if any(prior_cells(table)):
         lines += [r"\hline", " & ".join(["Label prior alone", *prior_cells(table)]) + r" \\"]
-    if said := sampled(pairs):
+    if said := sampled(columns):
         worst = max((e.error for e in table.entries.values() if e.error is not None), default=math.nan)
         most = "unknown" if math.isnan(worst) else f"at most {table.score.written(worst, 2)}"
         words = _tex(f"{said.removesuffix('.')}: {most}.")

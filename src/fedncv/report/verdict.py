@@ -36,7 +36,7 @@ def claims(results: Results, table: MainTable) -> list[Claim]:
             continue
         if not results.is_of_paper and OURS not in column.runs:  # somebody's own comparison on a dataset of the paper
             continue
-        if column.data in COLUMNS and not _about_parts(column):
+        if column.data in COLUMNS and not about_parts(column):
             found += [_first(column, table), _values(column)]
         if column.data in PLACE:
             found.append(_place(column, table))
@@ -47,7 +47,7 @@ def claims(results: Results, table: MainTable) -> list[Claim]:
     return found + [_decline(data, columns) for data, columns in sizes.items()]
 
 
-def _about_parts(column: Column) -> bool:
+def about_parts(column: Column) -> bool:
     """Return whether there are more variants of FedNCV than methods of Table 1; such a study judges no claims."""
     variants = [method for method in column.runs if method.startswith(f"{OURS}:")]
     return len(variants) > len([method for method in ROWS if method in column.runs])
@@ -90,7 +90,9 @@ def _alone(results: Results, table: MainTable) -> str:
     (method,) = results.methods
     said = []
     for column in results.columns:
-        entries = [(metric, table.entries[column.name, metric, method].ours) for metric in METRICS]
+        entries = [
+            (metric, table.entries[column.name, metric, method].ours) for metric in METRICS if metric in column.shown
+        ]
         found = [f"{spread(ours, table.score)}{table.score.unit} {metric}" for metric, ours in entries if ours]
         said += [f"{column.title}: {' and '.join(found)} local training"] if found else []
     return f"{names.method(method)}, {table.score.name} on {'; '.join(said)}." if said else "Nothing is measured yet."

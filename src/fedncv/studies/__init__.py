@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fedncv.config import Settings
+from fedncv.methods import METHODS, SWITCHES
 from fedncv.recipes import RECIPES
 from fedncv.study import Study
 
@@ -14,7 +15,20 @@ FIG3 = (
 )  # fmt: skip
 # In addition to the paper's methods: no federation at all, the paper's equations as printed, and the shared-head
 # methods with the label prior, so that the table shows what the control variates add.
-BESIDE = ("local", "fedncv-paper", "fedavg+prior", "fedavgm+prior", "scaffold+prior")
+BESIDE = ("local", "fedncv-paper", "fedavg+prior", "fedavgm+prior", "scaffold+prior", "feddyn+prior")
+# FedNCV's parts on other methods. SCAFFOLD that counts samples, with these parts, differs from FedNCV only in details
+# of the memory: in a client's first round, and in clients never seen.
+EXTRAS = (
+    "fedavg+even+prior+momentum+average+blend",
+    "fedavgm+even+prior+average+blend",
+    "scaffold:weights=samples+even+prior+momentum+average+blend",
+)
+# Rivals of later years, in the table as soon as they are among the methods
+RIVALS = tuple(
+    name
+    for name in ("fedrod", "ditto", "fedbabu", "fedpac", "pfedfda", "knnper", "fedala", "feddbe")
+    if name in METHODS
+) + (("fedavg+finetune",) if "finetune" in SWITCHES else ())
 # Learning rates chosen by `fedncv study table1 --tune` (docs/results/table1.tar.xz), if not the protocol's 0.01
 TUNED_ON_CIFAR10 = {
     "fedavg": 0.03,
@@ -41,14 +55,17 @@ TUNED_ON_FASHION_MNIST = {
 
 
 def table1() -> Study:
-    """Seven methods on four datasets, before and after local training; 100 clients, 100 rounds."""
+    """The paper's methods, rivals and controls on six datasets, before and after local training; 100 clients."""
+    five = ("tiny_imagenet", "emnist", "fashion_mnist", "mnist")
     return Study(
         name="table1",
         title="Table 1: accuracy before and after local training",
         settings=Settings(eval_every=5),
-        datasets=("cifar10", "cifar100", "tiny_imagenet", "emnist"),
-        methods=(*TABLE1, *BESIDE),
+        datasets=("cifar10", "cifar100", *five),
+        methods=(*TABLE1, *BESIDE, *EXTRAS, *RIVALS),
         seeds=tuple(range(10)),
+        num_seeds=dict.fromkeys(five, 5),
+        transfers={"tiny_imagenet": "cifar100", "emnist": "fashion_mnist", "mnist": "fashion_mnist"},
     )
 
 
@@ -65,14 +82,14 @@ def fig1() -> Study:
 
 
 def fig2() -> Study:
-    """100 to 1,000 clients, a tenth of them drawn each round."""
+    """100 to 1,000 clients, a tenth of them drawn each round; with the label prior on other methods."""
     clients = (100, 200, 400, 700, 1000)
     return Study(
         name="fig2",
         title="Fig. 2: from 100 to 1,000 clients",
         settings=Settings(eval_every=20),
         datasets=("emnist",),
-        methods=("fedrep", "fedper", "pfedsim", "fedncv", "fedncv-paper", "fedavg", "local"),
+        methods=("fedrep", "fedper", "pfedsim", "fedncv", "fedncv-paper", "fedavg", "local", *BESIDE[2:5]),
         seeds=tuple(range(5)),
         clients=clients,
         lr={f"fashion_mnist/clients-{n}": TUNED_ON_FASHION_MNIST for n in clients},
@@ -120,15 +137,17 @@ def ablation() -> Study:
         "scaffold+even+prior+momentum+average",
     ]  # fmt: skip
     # a part alone runs at the learning rate of FedAvg, unless the two were tuned together
-    rates = dict.fromkeys(on_alone[:-1], TUNED_ON_CIFAR10["fedavg"])
+    rates = dict.fromkeys(on_alone[:-1], TUNED_ON_CIFAR10["fedavg"]) | TUNED_ON_CIFAR10 | TUNED_FOR_ABLATION
+    on_fashion = dict.fromkeys(on_alone[:-1], TUNED_ON_FASHION_MNIST["fedavg"]) | TUNED_FOR_ABLATION
     return Study(
         name="ablation",
         title="Ablation: what each part of FedNCV adds",
         settings=Settings(eval_every=20, probe="every=20"),
-        datasets=("cifar10",),
+        datasets=("cifar10", "cifar100", "fashion_mnist"),
         methods=("fedncv", *off_alone, *more, *on_alone, *others),
         seeds=tuple(range(5)),
-        lr={"cifar10": rates | TUNED_ON_CIFAR10 | TUNED_FOR_ABLATION},
+        # CIFAR-100 takes CIFAR-10's; what was tuned on CIFAR-10 only is also used on Fashion-MNIST
+        lr={"cifar10": rates, "cifar100": rates, "fashion_mnist": on_fashion | TUNED_ON_FASHION_MNIST},
     )
 
 
@@ -156,6 +175,36 @@ def robustness() -> Study:
     )
 
 
+def resnet18() -> Study:
+    """A larger model, ResNet-18 with GroupNorm, under the main protocol; learning rates as tuned for LeNet5."""
+    methods = (
+        "fedavg", "fedper", "fedavg+prior", "scaffold+prior",
+        "scaffold:weights=samples+even+prior+momentum+average+blend", "fedncv",
+    )  # fmt: skip
+    return Study(
+        name="resnet18",
+        title="ResNet-18 with GroupNorm",
+        settings=Settings(model="resnet18", eval_every=10),
+        datasets=("cifar10", "cifar100"),
+        methods=methods,
+        seeds=(0, 1, 2),
+        lr=dict.fromkeys(("cifar10", "cifar100"), TUNED_ON_CIFAR10),
+    )
+
+
+def unseen() -> Study:
+    """A fifth of the clients never trains: their scores before and after their own local training."""
+    return Study(
+        name="unseen",
+        title="Clients that never train",
+        settings=Settings(eval_every=20, unseen=0.2),
+        datasets=("cifar10", "fashion_mnist"),
+        methods=(*TABLE1, "local", "fedavg+prior", "fedavgm+prior", "scaffold+prior", *EXTRAS, *RIVALS),
+        seeds=tuple(range(5)),
+        lr={"cifar10": TUNED_ON_CIFAR10, "fashion_mnist": TUNED_ON_FASHION_MNIST},
+    )
+
+
 def smoke() -> Study:
     """The built-in digits divided among 20 clients: a few minutes on a laptop. `make run` trains this study."""
     recipe = RECIPES["smoke"]()
@@ -177,5 +226,7 @@ STUDIES: dict[str, Callable[[], Study]] = {
     "table2": table2,
     "ablation": ablation,
     "robustness": robustness,
+    "resnet18": resnet18,
+    "unseen": unseen,
     "smoke": smoke,
 }

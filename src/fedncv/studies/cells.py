@@ -7,6 +7,8 @@ from pathlib import Path
 from fedncv import store
 from fedncv.config import RunConfig, differences
 from fedncv.data import absolute_name, divide, holdings, load
+from fedncv.data.owners import grouped
+from fedncv.data.unseen import order
 from fedncv.engine.check import anchored, check
 from fedncv.files import sealed
 from fedncv.objects import check_code, code_of
@@ -24,7 +26,7 @@ def check_study(study: Study) -> None:
 def anchored_study(study: Study) -> Study:
     """Check the study, and return it as it works from anywhere: with absolute paths and the folder of own modules."""
     study.check()
-    configs = {(cell.config.data, cell.config.method): cell.config for cell in study.cells()}
+    configs = {(cell.config.data, cell.method): cell.config for cell in study.cells()}
     found = [anchored(config).code_dir for config in configs.values()]
     return replace(
         study,
@@ -42,7 +44,7 @@ def prepare(out: Path, cells: list[Cell]) -> list[Path]:
     same round. A run that has started keeps its own device and engine, even if the study's have changed.
     """
     left = []
-    for folder, planned in cells:
+    for folder, planned, _ in cells:
         path, config = out / folder, replace(planned, code=code_of(planned))
         if is_run(path):
             found = read_config(path)
@@ -88,8 +90,11 @@ def write_partition(folder: Path, config: RunConfig) -> None:
     if path.exists():
         return
     dataset = load(config.data, config.data_dir or None)
-    parts = divide(dataset, config.partition, num_clients=config.clients, seed=config.seed)
-    held = holdings(dataset, parts)
-    words = {"data": config.data, "partition": config.partition, "seed": config.seed} | held
+    parts = grouped(divide(dataset, config.partition, num_clients=config.clients, seed=config.seed))
+    words = {"data": config.data, "partition": config.partition, "seed": config.seed}
+    if config.unseen:
+        parts = parts.only(order(config.seed, config.unseen, len(parts)))
+        words |= {"unseen": config.unseen}
+    words |= holdings(dataset, parts)
     folder.mkdir(parents=True, exist_ok=True)
     store.write_atomically(path, json.dumps(sealed(words)).encode(), name="partition")

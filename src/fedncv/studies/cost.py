@@ -15,7 +15,7 @@ from fedncv.engine.problem import State, build, start
 from fedncv.engine.protocol import Engine
 from fedncv.engine.sequential import one_thread
 from fedncv.results import is_run, read_run
-from fedncv.study import Cell
+from fedncv.study import TUNING, Cell
 
 USUAL = 50_000  # assumed samples of a dataset that cannot be loaded here
 
@@ -100,31 +100,42 @@ def _why_absent(config: RunConfig) -> str:
 
 
 def _alike(cells: list[Cell]) -> list[list[Cell]]:
-    """Group the runs whose rounds cost the same."""
+    """Group the runs of one method whose rounds cost the same, whatever values tuning tries."""
     groups: dict[RunConfig, list[Cell]] = {}
     for cell in cells:
-        alike = replace(cell.config, seed=0, lr=1.0, eval_every=0, after_every=0, probe="")
-        groups.setdefault(alike, []).append(cell)
+        groups.setdefault(_kind(cell.config, cell.method), []).append(cell)
     return list(groups.values())
+
+
+def _kind(config: RunConfig, method: str) -> RunConfig:
+    """Return the config without what does not change the cost of a run much."""
+    return replace(
+        config, method=method, seed=0, lr=1.0, weight_decay=0.0, eval_every=0, after_every=0, probe="",
+    )  # fmt: skip
 
 
 def costs(cells: list[Cell]) -> list[Line]:
     """Return (column, method, runs, cost of one, why something is unknown) for each column and method.
 
-    Tuning runs count for the column they tune.
+    Tuning runs count for the column they tune, in a line of their own if they have another number of rounds. One round
+    of the method as the study names it is measured, its seeds together.
     """
     groups = _alike(cells)
     whys = {config.data: _why_absent(config) for config in {cell.config.data: cell.config for cell in cells}.values()}
     lines = []
     for first, *others in groups:
-        config, why = first.config, whys[first.config.data]
-        cost, group = Cost(expected_samples(config), None, None), [config, *(cell.config for cell in others)]
+        config, why = replace(first.config, method=first.method), whys[first.config.data]
+        seeds = dict.fromkeys(
+            cell.config.seed for cell in (first, *others) if cell.folder.parent == first.folder.parent
+        )
+        cost = Cost(expected_samples(config), None, None)
         try:
             if not why:
-                cost = calibrate([each for each in group if replace(each, seed=0) == replace(config, seed=0)])
+                cost = calibrate([replace(config, seed=seed) for seed in seeds])
         except (ValueError, ArithmeticError, OSError) as error:  # no GPU here, no memory for it, diverged
             why = str(error)
-        lines.append((first.folder.parent.as_posix(), config.method, len(group), cost, why))
+        where = first.folder.parent.parent if first.folder.parts[0] == TUNING else first.folder.parent
+        lines.append((where.as_posix(), first.method, 1 + len(others), cost, why))
     return lines
 
 

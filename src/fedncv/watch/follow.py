@@ -205,7 +205,7 @@ class FollowedFolder:
 
 def _size(study: Study) -> int:
     columns = len(study.datasets) * max(1, len(study.clients)) * max(1, len(study.variants))
-    tuning = 0 if study.tuning is None else len(study.tuning.grid) * len(study.tuning.seeds)
+    tuning = 0 if study.tuning is None else len(study.tuning.names) * len(study.tuning.seeds)
     return columns * len(study.methods) * (len(study.seeds) + tuning)
 
 

@@ -185,5 +185,6 @@ def _federations(folder: FollowedFolder) -> str:
     for followed in folder.runs.values():
         run = followed.run
         if run is not None and is_federation(followed, run):
-            parts.append(f"<h3>Clients of {escape(followed.name)}</h3>{table(followed, run)}{log(followed)}")
+            told = f"<p class='soft'>{run.score.name} {run.scorers}</p>" if run.scorers else ""
+            parts.append(f"<h3>Clients of {escape(followed.name)}</h3>{told}{table(followed, run)}{log(followed)}")
     return "".join(parts)

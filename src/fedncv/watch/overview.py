@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from fedncv.config import RunConfig
 from fedncv.report import names
-from fedncv.study import TUNING, Study, data_folder_name
+from fedncv.study import TUNING, Cell, Study, data_folder_name
 from fedncv.watch.condition import FAILED, FINISHED, RUNNING, UNREADABLE, WAITING, Condition
 from fedncv.watch.follow import LATEST, FollowedFolder, FollowedRun
 
@@ -99,10 +99,10 @@ def _items(folder: FollowedFolder) -> list[_Item]:
     now = folder.clock()
     there = {path: _item(folder, followed, now) for path, followed in folder.runs.items()}
     items = {path: there[path] for path in sorted(there) if there[path].line.is_tuning or folder.study is None}
-    for path, config in _planned(folder.study):
+    for path, config, method in _planned(folder.study):
         where = folder.root / path
         line = Line(
-            path.as_posix(), _column(path.parent, config), config.method, config.seed, Condition(WAITING),
+            path.as_posix(), _column(path.parent, config), method, config.seed, Condition(WAITING),
             rounds=config.rounds, is_tuning=path.parts[0] == TUNING,
         )  # fmt: skip
         items[where] = there.get(where) or _Item(line, config, None)
@@ -115,14 +115,13 @@ def _column(folder: Path, config: RunConfig) -> str:
     return ", ".join([names.dataset(config.data), *inner])
 
 
-def _planned(study: Study | None) -> Iterable[tuple[Path, RunConfig]]:
-    """Yield the runs of the study's plan: those that choose learning rates, while they do, and those to report."""
+def _planned(study: Study | None) -> Iterable[Cell]:
+    """Yield the runs of the study's plan: those that choose settings, while they do, and those to report."""
     if study is None:
         return
-    for column, method in study.untuned() if study.tuning is not None else ():
-        assert study.tuning is not None
-        for lr in study.tuning.grid:
-            yield from study.tuning_cells(column, method, lr)
+    for column, method in study.to_try():
+        for name in study.tuning.names if study.tuning else ():
+            yield from study.tuning_cells(column, method, {}, name)  # the knobs are drawn when it begins
     yield from study.cells()
 
 

@@ -20,6 +20,7 @@ ACTIONS = {
     "revoke": "shut a client out",
     "rotate": "give a client a new key",
     "renew": "renew the certificates",
+    "audit": "verify the audit logs",
 }
 
 

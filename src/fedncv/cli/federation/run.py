@@ -9,9 +9,9 @@ from typing import Literal
 from tyro.conf import Suppress
 
 from fedncv.cli.arguments import parse
+from fedncv.cli.federation.following import Following
 from fedncv.cli.federation.shared import OF_INIT, Folder, check_server
 from fedncv.config import RunConfig, simulation_only
-from fedncv.notes import note
 
 LACKING = 3  # exit code of a finished run of which some round lacks a client
 
@@ -34,7 +34,10 @@ class Begin(RunConfig):
     sampling: Literal["uniform", "weighted"] = "uniform"
     """How clients are drawn: uniformly, or weighted by their number of samples."""
     eval_every: int = RunConfig.eval_every
-    """Every so many rounds each client scores the received model, into its own history.jsonl; 0: never."""
+    """Every so many rounds, and at the end, clients score the model; 0: never. Those whose rules.toml allows it tell
+    the server the sum of their scores."""
+    after_every: int = RunConfig.after_every
+    """Every so many rounds, and at the end, they also score it after a local training for that alone; 0: never."""
     rows: Literal["auto", "memory", "disk"] = "auto"
     """Where the server stores per-client state; auto: on disk if it would not fit in memory."""
     seed: int = RunConfig.seed
@@ -67,7 +70,8 @@ def follow(folder: Path, name: str, seconds: float) -> int:
     from fedncv.flower.coordinator import follow as wait
 
     try:
-        done = wait(folder, name, seconds=seconds, on_round=lambda number: note(f"round {number}"))
+        with Following(folder / "server" / "runs" / name) as shown:
+            done = wait(folder, name, seconds=seconds, on_look=shown.look)
     except KeyboardInterrupt:
         return interrupted(folder, name)
     print(f"{done.folder}: {done.rounds} rounds of {done.config.method}")

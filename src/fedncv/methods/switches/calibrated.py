@@ -21,7 +21,7 @@ from fedncv.estimators import calibrated_weights
 from fedncv.methods.base import Federation, Method, Replies, ServerAsk, Stepped, combined
 from fedncv.methods.switches.label_shares import Shares, shares_of
 from fedncv.methods.switches.labels import TELLS
-from fedncv.methods.switches.through import through
+from fedncv.methods.switches.through import refuse_robust, through
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +41,7 @@ class Calibrated(NamedTuple):
 
 def with_calibrated(method: Method, config: Config = Config()) -> Method:
     """Return ``method`` with weights that calibrate the labels of each round."""
+    refuse_robust(method, "calibrated", "sets the weights of a mean over all replies")
     if "ht" in method.switches:
         raise ValueError("calibrated and ht both set the weights of the replies; use one, as in fedavg+calibrated")
     weighs = method.combine is None or {"memory", "labels"} & set(method.switches)

@@ -27,7 +27,7 @@ from fedncv import estimators
 from fedncv.methods.base import Ask, Batch, Federation, Method, ServerAsk, Stepped, Work, combined
 from fedncv.methods.sums import Replies, field_of
 from fedncv.methods.switches.drift_clients import with_drift_at_clients
-from fedncv.methods.switches.through import revealing, through
+from fedncv.methods.switches.through import corrected, revealing, through
 from fedncv.rows import AnyRows, rows_of, with_rows
 
 
@@ -82,6 +82,11 @@ def with_drift(method: Method, config: Config = Config()) -> Method:
         raise ValueError("drift needs clients that send their update of a shared model, as in fedavg+drift")
     if "labels" in method.switches and "total_step" in method.reveals:
         raise ValueError("drift and labels:at=client both correct client drift; use one, as in fedavg+drift")
+    if "median" in method.switches:
+        raise ValueError(
+            "drift cannot be used with median, which leaves nothing of single clients to correct; use trimmed, as in "
+            "fedncv+trimmed"
+        )
     if config.memory == "clients":
         return with_drift_at_clients(method, model, float(config.alpha))
 
@@ -107,7 +112,7 @@ def with_drift(method: Method, config: Config = Config()) -> Method:
 
     def direction(ask: Ask, y_P: Tensor, batch: Batch, down: Down, own: Any, scratch: Any) -> tuple[Tensor, Any]:
         d_P, scratch = method.direction(ask, y_P, batch, down.down, own, scratch)
-        return d_P - down.e_P, scratch
+        return corrected(d_P, down.e_P), scratch
 
     def finish(ask: Ask, y_P: Tensor, work: Work, down: Down, own: Any, scratch: Any) -> tuple[Up, Any]:
         up, own = method.finish(ask, y_P, work, down.down, own, scratch)
@@ -117,6 +122,8 @@ def with_drift(method: Method, config: Config = Config()) -> Method:
         inner, ids_S = replies._replace(ups=replies.ups.up), replies.ids_S.cpu()  # the only wait for the device
         e_SP, c_SP = corrections(drift, ids_S)
         c_new_SP = field_of(inner.ups, "delta_P") / replies.ups.total_step[:, None] + e_SP
+        if method.screen is not None:  # total_step is of single clients, so it is not screened; what it makes is
+            c_new_SP = method.screen.rows(torch.nan_to_num(c_new_SP, 0.0, 0.0, 0.0), replies.sizes_S)
         seen_S = torch.tensor([u in drift.c for u in ids_S.tolist()]).to(drift.n_N.device, non_blocking=True)
         old_S, n_S = drift.n_N[replies.ids_S] * seen_S, replies.sizes_S.to(drift.n_N)  # no old terms for new clients
         after = drift._replace(

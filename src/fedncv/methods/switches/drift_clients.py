@@ -20,6 +20,7 @@ from fedncv.estimators import WeightedSum, weighted_mean
 from fedncv.methods.base import (
     Ask,
     Batch,
+    Changes,
     Federation,
     Method,
     Prediction,
@@ -30,7 +31,7 @@ from fedncv.methods.base import (
     field_of,
     for_all,
 )
-from fedncv.methods.switches.through import revealing, through
+from fedncv.methods.switches.through import ROBUST, corrected, revealing, through
 
 
 class Tracked(NamedTuple):
@@ -78,16 +79,12 @@ def with_drift_at_clients(method: Method, model: Callable[[Any], Tensor], alpha:
 
     def direction(ask: Ask, y_P: Tensor, batch: Batch, down: Down, own: Own, scratch: Any) -> tuple[Tensor, Any]:
         d_P, inner = method.direction(ask, y_P, batch, down.down, own.own, scratch.scratch)
-        return d_P - scratch.e_P, Scratch(inner, scratch.e_P)
+        return corrected(d_P, scratch.e_P), Scratch(inner, scratch.e_P)
 
     def finish(ask: Ask, y_P: Tensor, work: Work, down: Down, own: Own, scratch: Any) -> tuple[Up, Own]:
         up, kept = method.finish(ask, y_P, work, down.down, own.own, scratch.scratch)
         c_P = field_of(up, "delta_P") / work.total_step + scratch.e_P
         return Up(up, c_P - own.c_P, 1 - own.seen), Own(kept, c_P, torch.ones_like(own.seen))
-
-    def keep(own: Own, up: Up, new: Own) -> Own:
-        inner = new.own if method.keep is None else method.keep(own.own, up.up, new.own)
-        return Own(inner, own.c_P + up.dc_P, new.seen)
 
     def predict(ask: Ask, y_P: Tensor, down: Down, own: Own) -> Prediction:
         return method.predict(ask, y_P, down.down, own.own)
@@ -98,7 +95,7 @@ def with_drift_at_clients(method: Method, model: Callable[[Any], Tensor], alpha:
         sum_c = WeightedSum(total_P + sums.sum("dc_P"), size + sums.sum("new"))
         return stepped._replace(server=Tracked(stepped.server, sum_c))
 
-    switch = next((name for name in ("memory", "ht") if name in method.switches), "")
+    switch = next((name for name in ("memory", "ht", *ROBUST) if name in method.switches), "")
     if switch:
         raise ValueError(
             f"drift:memory=clients hides single replies from the server, but +{switch} needs them; "
@@ -119,8 +116,10 @@ def with_drift_at_clients(method: Method, model: Callable[[Any], Tensor], alpha:
         predict=predict,
         step=step,
         fixed_sizes=True,
-        keep=keep,
         bounds={**method.bounds, "new": 1.0},
+        changes=Changes(
+            "dc_P", lambda own: own.c_P, lambda own, after, sent_P: after._replace(c_P=own.c_P + sent_P), new="new"
+        ),
         reveals=revealing(
             method,
             dc_P="how its mean gradient changed; only the sum is needed",

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedncv.methods.base import Ask, Grid, Method, ServerAsk, Stepped, Sums, Work
+from fedncv.methods.base import Ask, Grid, Method, ServerAsk, Stepped, Sums, Work, field_of
 from fedncv.methods.switches.through import revealing
 from fedncv.secure.fixed_point import outside, rounded
 from fedncv.tree import leaves
@@ -72,6 +72,8 @@ def with_fixed_point(method: Method, config: Config = Config()) -> Method:
             "fixed_point sums replies, but this method needs single ones; use one in the sums form, as in "
             "fedavg+fixed_point or fedncv-sums+fixed_point"
         )
+    if method.privacy is not None:
+        raise ValueError("fixed_point and dp do not work together yet; leave one out")
     if not method.reveals:
         raise ValueError("fixed_point rounds what clients send, but with this method they send nothing")
     bounds: Mapping[str, float] = method.bounds
@@ -84,7 +86,8 @@ def with_fixed_point(method: Method, config: Config = Config()) -> Method:
         fields = {path.rpartition(".")[2]: leaf for path, leaf in leaves(up)}
         counts = [outside(grid, name, leaf).to(y_P.dtype) for name, leaf in fields.items()]
         sent = on_grid(grid, up)
-        kept = kept if method.keep is None else method.keep(own, sent, kept)
+        if method.changes is not None:
+            kept = method.changes.keep(own, kept, field_of(sent, method.changes.field))
         return Up(sent, torch.stack(counts).sum()), kept
 
     def step(ask: ServerAsk, server: Any, sums: Sums) -> Stepped:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedncv.estimators import horvitz_thompson_weights
 from fedncv.methods.base import Federation, Method, Replies, ServerAsk, Stepped, combined, field_of
-from fedncv.methods.switches.through import through
+from fedncv.methods.switches.through import refuse_robust, through
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +35,7 @@ class Weighted(NamedTuple):
 
 def with_horvitz_thompson(method: Method, _config: Config = Config()) -> Method:
     """Return ``method`` with unbiased weights for its average over the replies."""
+    refuse_robust(method, "ht", "sets the weights of a mean over all replies")
     weighs = method.combine is None or {"memory", "labels"} & set(method.switches)
     if not weighs or "delta_P" not in method.reveals or method.weights.get("delta_P") == "one":
         raise ValueError("ht needs a method that averages updates by samples, as in fedavg+ht")

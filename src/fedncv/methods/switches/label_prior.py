@@ -66,8 +66,9 @@ def with_prior(method: Method, config: Config = Config()) -> Method:
         return method.finish(ask, y_P, work, down, own, prior.scratch)
 
     def predict(ask: Ask, y_P: Tensor, down: Any, own: Any) -> Prediction:
-        plain = method.predict(ask, y_P, down, own)
-        return plain._replace(offset_C=offset(ask) if plain.offset_C is None else plain.offset_C + offset(ask))
+        offset_C = offset(ask)
+        plain = method.predict(ask.replace(prior_C=offset_C), y_P, down, own)
+        return plain._replace(offset_C=offset_C if plain.offset_C is None else plain.offset_C + offset_C)
 
     return method._replace(
         begin=begin, direction=direction, finish=finish, predict=predict, switches=(*method.switches, "prior")

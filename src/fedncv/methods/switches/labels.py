@@ -24,10 +24,22 @@ import torch
 from torch import Tensor
 
 from fedncv.estimators import Slopes, no_slopes, observe_labels, predicted, slopes
-from fedncv.methods.base import Ask, Batch, Federation, Method, ServerAsk, Stepped, Work, combined, field_of, sums_of
+from fedncv.methods.base import (
+    Ask,
+    Batch,
+    Federation,
+    Method,
+    ServerAsk,
+    Stepped,
+    Work,
+    combined,
+    field_of,
+    rows_at,
+    sums_of,
+)
 from fedncv.methods.sums import Replies
 from fedncv.methods.switches.label_shares import Shares, shares_of
-from fedncv.methods.switches.through import revealing, through
+from fedncv.methods.switches.through import corrected, refuse_robust, revealing, through
 
 TELLS = "the number of its samples of each class, once, when it joins"
 
@@ -86,6 +98,7 @@ def memory(num_classes: int, x_P: Tensor) -> Slopes:
 def with_labels(method: Method, config: Config = Config()) -> Method:
     """Return ``method`` with a control variate that is predicted from the clients' label shares."""
     chain = "fedavg+labels"
+    refuse_robust(method, "labels", "adds a regression over all replies to the mean, which has no bound then")
     if "delta_P" not in method.reveals or method.model is None or method.weights.get("delta_P") == "one":
         raise ValueError(f"labels needs clients that send their update, averaged by samples, as in {chain}")
     if config.at == "server" and method.combine is not None:
@@ -97,7 +110,8 @@ def with_labels(method: Method, config: Config = Config()) -> Method:
 
     def h(labelled: Labelled, ids_S: Tensor) -> Tensor:
         B_CP = slopes(labelled.sums, ridge=config.ridge)
-        return predicted(labelled.shares.pi_NC[ids_S], labelled.shares.mean_C, B_CP)
+        pi_SC = rows_at(labelled.shares.pi_NC, ids_S, labelled.shares.mean_C)
+        return predicted(pi_SC, labelled.shares.mean_C, B_CP)
 
     def observed(labelled: Labelled, replies: Replies, a_SP: Tensor) -> Slopes:
         w_S = replies.sizes_S / replies.sizes_S.sum()
@@ -120,7 +134,7 @@ def with_labels(method: Method, config: Config = Config()) -> Method:
 
     def direction(ask: Ask, y_P: Tensor, batch: Batch, down: Down, own: Any, scratch: Any) -> tuple[Tensor, Any]:
         d_P, scratch = method.direction(ask, y_P, batch, down.down, own, scratch)
-        return d_P - down.e_P, scratch
+        return corrected(d_P, down.e_P), scratch
 
     def finish(ask: Ask, y_P: Tensor, work: Work, down: Down, own: Any, scratch: Any) -> tuple[Up, Any]:
         up, own = method.finish(ask, y_P, work, down.down, own, scratch)

@@ -25,7 +25,7 @@ from torch import Tensor
 from fedncv import estimators
 from fedncv.estimators import Moments, WeightedSum
 from fedncv.methods.base import Federation, Method, Replies, ServerAsk, Stepped, Sums, field_of, sums_of, weighted_sum
-from fedncv.methods.switches.through import through
+from fedncv.methods.switches.through import refuse_robust, through
 from fedncv.rows import AnyRows, rows_of, with_rows
 
 
@@ -82,6 +82,7 @@ def with_memory(method: Method, config: Config = Config()) -> Method:
     """Return ``method`` with a server that stores every client's last update."""
     if config.beta == 0:
         return method
+    refuse_robust(method, "memory", "adds stored updates of other rounds to the mean, which has no bound then")
     if method.combine is not None or "delta_P" not in method.reveals or method.weights.get("delta_P") == "one":
         raise ValueError("memory needs a method in the sums form that averages updates by samples, as in fedavg+memory")
 

@@ -63,7 +63,10 @@ def with_samples(method: Method, config: Config = Config()) -> Method:
     trains = next(i for i, phase in enumerate(method.phases(1)) if phase.trains)
 
     def phases(epochs: int) -> tuple[Phase, ...]:
-        return (*[Phase(1, trains=(), mode="still")] * passes, *method.phases(epochs))
+        return with_passes(method.phases(epochs))
+
+    def with_passes(own: tuple[Phase, ...]) -> tuple[Phase, ...]:
+        return (*[Phase(1, trains=(), mode="still")] * passes, *own)
 
     def begin(ask: Ask, down: Any, own: Any) -> tuple[Tensor, Table]:
         y_P, scratch = method.begin(ask, down, own)
@@ -88,7 +91,9 @@ def with_samples(method: Method, config: Config = Config()) -> Method:
     def finish(ask: Ask, y_P: Tensor, work: Work, down: Any, own: Any, table: Table) -> tuple[Any, Any]:
         return method.finish(ask, y_P, work, down, own, table.scratch)
 
+    tuning = method.finetune
     return method._replace(
+        finetune=tuning and tuning._replace(phases=lambda epochs: with_passes(tuning.phases(epochs))),
         phases=phases,
         begin=begin,
         direction=direction,

@@ -39,6 +39,8 @@ def with_momentum(method: Method, config: Config = Config()) -> Method:
     model, with_model = method.model, method.with_model
     if model is None or with_model is None:
         raise ValueError("momentum needs a model that all clients share, as in fedavg+momentum")
+    if method.graph == "symmetric":
+        raise ValueError("momentum moves the model past what these clients remember of it; leave +momentum out")
     if method.hand_out is not None:
         raise ValueError("put +momentum before +average, which averages the models after momentum")
 

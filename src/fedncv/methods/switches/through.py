@@ -6,7 +6,13 @@ server functions read that field; the switch then replaces ``init``, ``step`` an
 
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from fedncv.methods.base import BufferRule, Method
+
+ROBUST = ("median", "trimmed", "krum", "clipped")
+"""Switches that set ``Method.screen``."""
 
 
 def through(method: Method) -> Method:
@@ -23,12 +29,26 @@ def through(method: Method) -> Method:
     )
 
 
+def refuse_robust(method: Method, name: str, why: str) -> None:
+    """Raise ValueError if the method combines its replies robustly."""
+    found = [each for each in ROBUST if each in method.switches]
+    if found:
+        raise ValueError(f"{name} cannot be used with {found[0]}: {name} {why}; leave one out, as in fedavg+{found[0]}")
+
+
 def revealing(method: Method, **fields: str) -> dict[str, str]:
     """Return what clients reveal with these fields added; sums find a field by its name, so it must be a new one."""
     for field in fields:
         if field in method.reveals:
             raise ValueError(f"the method sends a field {field!r} already, which this switch would add; rename it")
     return {**method.reveals, **fields}
+
+
+def corrected(d_P: Tensor, e_P: Tensor) -> Tensor:
+    """Return the direction d - e; personal parameters behind the model's, which have no correction, keep theirs."""
+    if len(d_P) == len(e_P):
+        return d_P - e_P
+    return torch.cat([d_P[: len(e_P)] - e_P, d_P[len(e_P) :]])
 
 
 def _rule_through(rule: Any) -> Any:
