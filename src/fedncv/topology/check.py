@@ -65,6 +65,8 @@ def _check_method(config: RunConfig, method: Method, topology: Topology, name: s
             f"{name} cannot run without a server: +dp adds its noise to sums at the server; leave +dp out, or use "
             "topology=server"
         )
+    if "topology" in method.refuses:
+        raise ValueError(f"{name} cannot run without a server: {method.refuses['topology']}; use topology=server")
     if method.joining:
         raise ValueError(
             f"{name} cannot run without a server: clients tell it {', '.join(method.joining)} as they join"
