@@ -115,6 +115,11 @@ def test_d2_and_relaysgd_need_everyone(settings):
     check(RunConfig(**SOME, method="relaysgd", **settings))  # with a server it is FedAvg
 
 
+def test_everyone_are_the_clients_that_train():
+    check(RunConfig(**SOME | {"per_round": 6}, method="d2", unseen=0.25))
+    refused("d2 needs every client in every round: set per_round to 6", method="d2", unseen=0.25, per_round=5)
+
+
 def test_d2_takes_no_switch_that_needs_its_update():
     for switch in ("momentum", "drift", "memory"):
         with pytest.raises(ValueError, match="d2"):

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fedncv.config import RunConfig, own_object, short_name
+from fedncv.data.unseen import num_unseen
 from fedncv.keys import key_for
 from fedncv.methods import needs_each_reply
 from fedncv.methods.base import Federation, Method
@@ -16,11 +17,12 @@ from fedncv.tree import leaves
 def check_graph(config: RunConfig, method: Method | None) -> None:
     """Raise ValueError if these settings, or the method, do not fit the topology. None: it is known later."""
     text, name = config.topology, short_name(config.method)
-    everyone = config.per_round == config.clients and not config.dropout and config.diverged == "stop"
+    members = config.clients - num_unseen(config.unseen, config.clients)
+    everyone = config.per_round == members and not config.dropout and config.diverged == "stop"
     needed = method is not None and method.graph != "any" and not (text == SERVER and method.graph == "tree")
     if needed and not everyone:
         raise ValueError(
-            f"{name} needs every client in every round: set per_round to {config.clients}, the number of clients, "
+            f"{name} needs every client in every round: set per_round to {members}, the number of clients that train, "
             "dropout to 0 and diverged to stop"
         )
     if text == SERVER:
