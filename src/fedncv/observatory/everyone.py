@@ -64,8 +64,8 @@ def common_point(problem: Problem, state: State) -> Point:
     """
     if problem.topology is not None:
         raise ValueError(
-            f"with topology {problem.config.topology} every client has a model of its own, so there is no common update "
-            "to measure; use topology=server"
+            f"with topology {problem.config.topology} every client has a model of its own, so there is no common "
+            "update to measure; use topology=server"
         )
     rule = problem.buffer_rule
     of_each = rule == "personal" or (isinstance(rule, BufferRule) and not rule.shared)
