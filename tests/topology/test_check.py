@@ -55,6 +55,7 @@ def test_every_method_runs_or_is_refused_by_its_form_or_by_itself():
     ("settings", "reason"),
     [
         ({"per_round": 4}, "per_round is 4, but without a server nobody draws clients.* set per_round to 8"),
+        ({"per_round": 6, "unseen": 0.25}, "unseen is 0.25, but with topology 'ring' .* set unseen to 0"),
         ({"sampling": "weighted"}, "sampling=weighted draws clients, which needs a server"),
         ({"stream": "arrivals"}, "leave stream empty"),
         ({"engine": "ray"}, "engine=ray has no topologies yet"),

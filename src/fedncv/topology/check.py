@@ -17,6 +17,11 @@ from fedncv.tree import leaves
 def check_graph(config: RunConfig, method: Method | None) -> None:
     """Raise ValueError if these settings, or the method, do not fit the topology. None: it is known later."""
     text, name = config.topology, short_name(config.method)
+    if config.unseen and text != SERVER:
+        raise ValueError(
+            f"unseen is {config.unseen:g}, but with topology {text!r} every client has a model of its own, and one "
+            "that never trains has none; set unseen to 0"
+        )
     members = config.clients - num_unseen(config.unseen, config.clients)
     everyone = config.per_round == members and not config.dropout and config.diverged == "stop"
     needed = method is not None and method.graph != "any" and not (text == SERVER and method.graph == "tree")
@@ -39,11 +44,6 @@ def check_graph(config: RunConfig, method: Method | None) -> None:
         raise ValueError(
             f"topology {text!r} needs clients whose share of all samples is known and does not change; leave stream "
             "empty, or use topology=server"
-        )
-    if config.unseen:
-        raise ValueError(
-            f"unseen is {config.unseen:g}, but with topology {text!r} every client has a model of its own, and one "
-            "that never trains has none; set unseen to 0"
         )
     if config.engine == "ray":
         raise ValueError("engine=ray has no topologies yet; use sequential, processes or stacked")
