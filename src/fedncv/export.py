@@ -16,12 +16,11 @@ def export(problem: Problem, state: State, client: int | None = None) -> dict[st
     """
     problem = problem.at(state.round).in_use
     model = problem.model
+    name, shared_P = problem.config.method, shared_model(problem, state)
     if client is None:
-        shared_P = shared_model(problem, state)
         if shared_P is None:
-            raise ValueError(
-                f"{problem.config.method} has no model that all clients share; name a client with --client"
-            )
+            of = name if problem.topology is None else f"{name} with topology {problem.config.topology}"
+            raise ValueError(f"{of} has no model that all clients share; name a client with --client")
         _, b_SR = messages(problem, state, np.array([0]))
         return model.state_dict(shared_P, b_SR[0])
     if not isinstance(client, Integral) or not 0 <= client < problem.federation.num_clients:
@@ -30,7 +29,7 @@ def export(problem: Problem, state: State, client: int | None = None) -> dict[st
     used = received(problem, state.round, arrival)
     if decides(used):
         raise ValueError(
-            f"a client of {problem.config.method} predicts with more than a model, which a state_dict cannot hold; "
-            "leave --client out for the shared model"
+            f"a client of {name} predicts with more than a model, which a state_dict cannot hold; "
+            + ("there is no shared model either" if shared_P is None else "leave --client out for the shared model")
         )
     return model.state_dict(used.x_P, used.buffers_R, used.offset_C)

@@ -80,6 +80,20 @@ def test_a_mistake_gets_one_line_and_leaves_nothing_behind(argv, word, tmp_path,
     assert not out.exists()
 
 
+@pytest.mark.parametrize(
+    ("argv", "word"),
+    [
+        (["--topology", "ring"], "with topology ring every client has a model of its own"),
+        ([], "per_round is 5: all clients reply in every round"),
+        (["--sampling", "poisson"], "per_round is 5: all clients reply in every round"),
+    ],
+)
+def test_without_a_draw_or_a_common_model_there_is_nothing_to_measure(argv, word, tmp_path, capsys):
+    assert main("fedavg", *SMALL, "--per-round", "5", *argv, "--out", str(tmp_path / "v")) == 2
+    assert word in capsys.readouterr().err
+    assert not (tmp_path / "v").exists()
+
+
 def test_without_rounds_there_is_no_path_and_a_file_is_no_folder(tmp_path, capsys):
     assert main("fedavg", *SMALL, "--rounds", "0", "--out", str(tmp_path / "v")) == 2
     assert "rounds is 0: there is no path to follow" in capsys.readouterr().err

@@ -39,6 +39,14 @@ def test_after_trains_the_part_that_is_asked_for(tune, moves):
     assert torch.equal(used[0].buffers_R, arrival.buffers_R) == (tune == "head")
 
 
+def test_the_noise_of_dp_leaves_the_head():
+    problem = tiny("fedbabu+dp:noise=1")
+    server = train(problem).server.server
+    head, body = problem.model.layout.head, problem.model.layout.body
+    assert torch.equal(server.x_P[head], problem.model.start_P[head])
+    assert not torch.equal(server.x_P[body], problem.model.start_P[body])
+
+
 def test_before_is_the_shared_model_itself():
     problem = tiny("fedbabu")
     row = evaluate.before(problem, train(problem))

@@ -10,6 +10,7 @@ from fedncv.engine import evaluate
 from fedncv.engine.local import train as train_client
 from fedncv.engine.looking import surveyed
 from fedncv.engine.problem import arrivals, start
+from fedncv.export import export
 from fedncv.methods import find_method
 from fedncv.methods.gathered import Gathered
 from fedncv.methods.pfedfda import Config, Gaussians, between, chosen, classifier, estimated, folds, log_prior, logits
@@ -188,3 +189,12 @@ def test_bad_knobs_and_what_it_contains_are_refused():
         find_method("pfedfda:ridge=-1")
     with pytest.raises(ValueError, match=r"leave .prior out: the classifier of pfedfda"):
         find_method("pfedfda+prior")
+
+
+def test_neither_a_shared_model_nor_a_clients_own_is_exported():
+    problem = tiny("pfedfda")
+    state = train(problem)
+    with pytest.raises(ValueError, match="no model that all clients share; name a client"):
+        export(problem, state)
+    with pytest.raises(ValueError, match="there is no shared model either"):
+        export(problem, state, client=1)

@@ -165,6 +165,10 @@ def test_nothing_to_report_is_said_in_one_line(study, tmp_path):
     write_run(tmp_path / "run", config_of(study, "cifar10/fedavg-seed0"), 0.5, until=3)
     with pytest.raises(ValueError, match=r"no finished run.*: fedavg seed 0 is unfinished \(round 3 of 20\)"):
         gather(tmp_path)
+    with (tmp_path / "run/metrics.jsonl").open("a") as file:
+        file.write('{"round": 3, "stopped": "the budget is spent"}\n')
+    with pytest.raises(ValueError, match=r"is unfinished \(round 3 of 20, the budget is spent\)"):
+        gather(tmp_path)
     (tmp_path / "run/config.toml").write_text("?")
     with pytest.raises(ValueError, match=r"no finished run.*: run is unreadable \(.*config.toml is not valid TOML"):
         gather(tmp_path)

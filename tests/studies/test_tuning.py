@@ -213,6 +213,20 @@ def test_a_failed_seed_loses_and_equal_scores_go_to_the_first(study, tmp_path):
     assert score_by(tmp_path, cells, "mean") == float("-inf")
 
 
+def test_a_trial_that_will_never_finish_is_said_so_with_its_reason(study, tmp_path):
+    """Running the same command again would not help."""
+    asked = replace(study, datasets=("digits",), methods=("fedavg",), tuning=Tuning(grid=(), seeds=(1000,), trials=2))
+
+    def run(cells):
+        for cell in cells:
+            scored(tmp_path, [cell], 0.5, 0.5)
+            (tmp_path / cell.folder / "metrics.jsonl").write_text('{"round": 3, "stopped": "the budget is spent"}\n')
+
+    reason = r"trial-1.* stopped after round 3 of \d+: the budget is spent; change its method"
+    with pytest.raises(ValueError, match=reason):
+        tune(asked, tmp_path, run, lambda _: None)
+
+
 def test_the_page_says_the_edge_and_the_trial(tuned, tmp_path):
     study, _ = tuned("before")
     lines = read_trials(tmp_path)

@@ -39,10 +39,12 @@ def test_a_method_that_needs_single_replies_is_refused_with_the_part(method, par
     refused(f"cannot run without a server: {part}", method=method, topology="ring")
 
 
-def test_every_method_runs_or_is_refused_by_its_form_alone():
+def test_every_method_runs_or_is_refused_by_its_form_or_by_itself():
     for name in METHODS:
         text = {"symmetric": "ring", "tree": "chain"}.get(find_method(name).graph, "exponential")
-        if find_method(name).form == "sums":
+        if "topology" in find_method(name).refuses:
+            refused("cannot run without a server: the server replaces", method=name, topology=text)
+        elif find_method(name).form == "sums":
             check(RunConfig(**SOME, method=name, topology=text))
             assert needs_each_reply(name) == ""
         else:
@@ -53,6 +55,7 @@ def test_every_method_runs_or_is_refused_by_its_form_alone():
     ("settings", "reason"),
     [
         ({"per_round": 4}, "per_round is 4, but without a server nobody draws clients.* set per_round to 8"),
+        ({"per_round": 6, "unseen": 0.25}, "unseen is 0.25, but with topology 'ring' .* set unseen to 0"),
         ({"sampling": "weighted"}, "sampling=weighted draws clients, which needs a server"),
         ({"stream": "arrivals"}, "leave stream empty"),
         ({"engine": "ray"}, "engine=ray has no topologies yet"),
@@ -111,6 +114,11 @@ def test_d2_and_relaysgd_need_everyone(settings):
     refused("d2 needs every client in every round", method="d2", **settings)
     refused("relaysgd needs every client in every round", method="relaysgd", topology="chain", **settings)
     check(RunConfig(**SOME, method="relaysgd", **settings))  # with a server it is FedAvg
+
+
+def test_everyone_are_the_clients_that_train():
+    check(RunConfig(**SOME | {"per_round": 6}, method="d2", unseen=0.25))
+    refused("d2 needs every client in every round: set per_round to 6", method="d2", unseen=0.25, per_round=5)
 
 
 def test_d2_takes_no_switch_that_needs_its_update():

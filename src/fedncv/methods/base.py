@@ -256,7 +256,7 @@ class Method(NamedTuple):
     survey: Survey | None = None
     finetune: FineTuning | None = None
     refuses: Mapping[str, str] = {}
-    """Switch -> the reason why it cannot be added."""
+    """Switch, or "topology" for a federation without a server -> the reason why it cannot be used."""
     screen: Screen | None = None
     """Rules of robust combining. The server applies them to running statistics; ``combine`` has applied them to the
     fields of ``up``, and a switch that stores single replies applies them to what it stores."""

@@ -14,9 +14,10 @@ the body is frozen, the running statistics do not change.
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor
 
-from fedncv.methods.base import Federation, FineTuning, Method, Phase
+from fedncv.methods.base import Federation, FineTuning, Method, Phase, ServerAsk, Stepped, Sums, moved_by
 from fedncv.methods.fedavg import Server, fedavg
 
 
@@ -40,4 +41,9 @@ def fedbabu(config: Config = Config()) -> Method:
             return (Phase(epochs, trains=("head",), mode="still"),)
         return (Phase(epochs),) if config.tune == "all" else phases(epochs)
 
-    return fedavg()._replace(init=init, phases=phases, finetune=FineTuning(tuning))
+    def step(ask: ServerAsk, server: Server, sums: Sums) -> Stepped:
+        layout, mean_P = ask.model.layout, sums.mean("delta_P")
+        # clients send 0 for the head, but the noise of +dp is on all of it
+        return moved_by(server, torch.cat([mean_P[layout.body], torch.zeros_like(mean_P[layout.head])]))
+
+    return fedavg()._replace(init=init, phases=phases, step=step, finetune=FineTuning(tuning))

@@ -246,5 +246,7 @@ def pfedfda(config: Config = Config()) -> Method:
                 "pfedfda averages class means and a covariance that belong together, and a rule for each field alone "
                 "would make them disagree",
             ),
+            "topology": "the server replaces its class means and its covariance by those of the replies, whose weights "
+            "sum to one over all clients and not over a neighbourhood",
         },
     )

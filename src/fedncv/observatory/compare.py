@@ -73,6 +73,11 @@ def check(config: RunConfig, methods: Sequence[str], reference: str) -> None:
             refuse_private(problem)
         state = start(problem)
         follow(problem, state, common_point(problem, state))
+        if problem.inclusion_N.min() * (1 - config.dropout) >= 1:
+            raise ValueError(
+                f"per_round is {config.per_round}: all clients reply in every round, so no draw has an error to "
+                "measure; set per_round to fewer"
+            )
 
 
 def _problems(configs: Sequence[RunConfig], method: str, data: Dataset) -> list[Problem]:

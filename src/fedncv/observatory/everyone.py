@@ -62,6 +62,11 @@ def common_point(problem: Problem, state: State) -> Point:
 
     This is the model that they train from, as in `begin`. A method may use another one for inference.
     """
+    if problem.topology is not None:
+        raise ValueError(
+            f"with topology {problem.config.topology} every client has a model of its own, so there is no common "
+            "update to measure; use topology=server"
+        )
     rule = problem.buffer_rule
     of_each = rule == "personal" or (isinstance(rule, BufferRule) and not rule.shared)
     if of_each or problem.method.shared(state.server) is None:

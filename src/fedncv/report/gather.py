@@ -427,6 +427,8 @@ def _columns(
             reason = f"round {run.rounds} of {config.rounds}"
             if run.status == "failed":
                 reason = f"{run.rows[-1]['failed']} ({reason})"
+            elif run.stopped:
+                reason += f", {run.stopped}"
             status = run.status if run.rows else "not started"
             missing.append(Missing(name, config.method, config.seed, status, reason if run.rows else ""))
     for path, error in unreadable.items():

@@ -71,9 +71,15 @@ def score_by(out: Path, cells: list[Cell], by: str) -> float:
 def score(out: Path, cells: list[Cell], metric: str) -> float:
     """Return the mean over the tuning seeds at the last round, negative if lower is better; -inf if a seed failed.
 
-    Raise ValueError if a run is unfinished.
+    Raise ValueError if a run is unfinished, or will never finish.
     """
     runs = [read_run(out / cell.folder) for cell in cells]
+    for run in runs:
+        if run.status == "unfinished" and run.stopped:
+            raise ValueError(
+                f"tuning needs the score of {run.folder} after its last round, but it stopped after round {run.rounds} "
+                f"of {run.config.rounds}: {run.stopped}; change its method, or tune with fewer rounds"
+            )
     if any(run.status == "unfinished" for run in runs):
         raise ValueError(f"tuning is not finished: {out / cells[0].folder.parent}; run the same command again")
     values = [run.last(metric) for run in runs]

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fedncv.config import RunConfig, own_object, short_name
+from fedncv.data.unseen import num_unseen
 from fedncv.keys import key_for
 from fedncv.methods import needs_each_reply
 from fedncv.methods.base import Federation, Method
@@ -16,11 +17,17 @@ from fedncv.tree import leaves
 def check_graph(config: RunConfig, method: Method | None) -> None:
     """Raise ValueError if these settings, or the method, do not fit the topology. None: it is known later."""
     text, name = config.topology, short_name(config.method)
-    everyone = config.per_round == config.clients and not config.dropout and config.diverged == "stop"
+    if config.unseen and text != SERVER:
+        raise ValueError(
+            f"unseen is {config.unseen:g}, but with topology {text!r} every client has a model of its own, and one "
+            "that never trains has none; set unseen to 0"
+        )
+    members = config.clients - num_unseen(config.unseen, config.clients)
+    everyone = config.per_round == members and not config.dropout and config.diverged == "stop"
     needed = method is not None and method.graph != "any" and not (text == SERVER and method.graph == "tree")
     if needed and not everyone:
         raise ValueError(
-            f"{name} needs every client in every round: set per_round to {config.clients}, the number of clients, "
+            f"{name} needs every client in every round: set per_round to {members}, the number of clients that train, "
             "dropout to 0 and diverged to stop"
         )
     if text == SERVER:
@@ -37,11 +44,6 @@ def check_graph(config: RunConfig, method: Method | None) -> None:
         raise ValueError(
             f"topology {text!r} needs clients whose share of all samples is known and does not change; leave stream "
             "empty, or use topology=server"
-        )
-    if config.unseen:
-        raise ValueError(
-            f"unseen is {config.unseen:g}, but with topology {text!r} every client has a model of its own, and one "
-            "that never trains has none; set unseen to 0"
         )
     if config.engine == "ray":
         raise ValueError("engine=ray has no topologies yet; use sequential, processes or stacked")
@@ -65,6 +67,8 @@ def _check_method(config: RunConfig, method: Method, topology: Topology, name: s
             f"{name} cannot run without a server: +dp adds its noise to sums at the server; leave +dp out, or use "
             "topology=server"
         )
+    if "topology" in method.refuses:
+        raise ValueError(f"{name} cannot run without a server: {method.refuses['topology']}; use topology=server")
     if method.joining:
         raise ValueError(
             f"{name} cannot run without a server: clients tell it {', '.join(method.joining)} as they join"
