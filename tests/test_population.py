@@ -104,5 +104,7 @@ def test_a_note_says_when_very_many_clients_are_scored():
 
 
 def test_a_federation_of_real_machines_refuses_a_sample():
-    with pytest.raises(ValueError, match=r"eval_clients is 5: every client scores its own model.*; leave it at 0"):
+    with pytest.raises(
+        ValueError, match=r"eval_clients is 5: every client decides by its own rules.toml .*; leave it at 0"
+    ):
         check(RunConfig(eval_clients=5))

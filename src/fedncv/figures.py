@@ -18,7 +18,7 @@ from fedncv.spec import nearest
 # all eight apart. On a dark page the second list is used. Line styles tell more than eight methods apart.
 COLOURS = ["#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#5E2A84", "#333333"]
 COLOURS_ON_DARK = ["#E8702F", "#4D94D0", "#2FBF75", "#D08CB4", "#F8CC17", "#B1DFFD", "#8F5AE8", "#F0F0EC"]
-STYLES = ["-", "--", ":", "-."]
+STYLES = ["-", "--", ":", "-.", (0, (8, 3))]
 # The methods compared most have a colour of their own; the other built-in ones share it, with another line.
 FIRST = ("fedncv", "fedavg", "fedprox", "scaffold", "fedrep", "fedper", "pfedsim", "fedncv-paper")
 APART = " @ "  # between a method and the folder it was run in, where two folders have it with different settings

@@ -20,7 +20,12 @@ OTHER = Settings(
     metrics=("f1_macro", "ece"), probe="every=2", checkpoint_every=5, rows="disk", diverged="skip", dtype="float64",
     precision="float32", device="cuda:3", engine="ray", cluster="host:6379", workers=2, block=3, layers="torch",
 )  # fmt: skip
-LEFT = {"code_dir", "task", "momentum"}  # one is filled in; the others have no second value that fits the rest
+LEFT = {
+    "code_dir",
+    "task",
+    "momentum",
+    "topology",
+}  # one is filled in; the others have no second value that fits the rest
 
 
 def printed(capsys, *words):

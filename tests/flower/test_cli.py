@@ -102,7 +102,7 @@ def test_a_setting_without_effect_is_refused_with_its_value(name):
     kind = type(getattr(RunConfig, name))
     others = {
         "stream": "arrivals", "probe": "every=2", "diverged": "skip", "device": "cuda", "engine": "stacked",
-        "layers": "compiled", "cluster": "auto",
+        "layers": "compiled", "cluster": "auto", "topology": "ring",
     }  # fmt: skip
     value = others.get(name, kind(1) if kind is int else 0.25)
     with pytest.raises(ValueError, match=re.escape(f"{name} is {value!r}: {NOT_HERE[name]}; leave it at ")):

@@ -470,6 +470,7 @@ def test_every_method_is_either_bounded_or_refused():
     assert taken == {
         "fedncv-sums", "fedavg", "fedavgm", "fedprox", "scaffold", "feddyn", "moon", "fedlc", "fedper", "fedrep",
         "fat_clipping_pi", "fat_clipping_pr", "fedadagrad", "fedadam", "fedyogi",
+        "fedrod", "ditto", "fedbabu", "knnper", "d2", "quasi_global", "relaysgd",
     }  # fmt: skip
 
 

@@ -9,6 +9,7 @@ import torch
 from federations import everyone, inside, model_of, quadratics, tiny, train
 from torch.testing import assert_close
 
+from fedncv.config import RunConfig
 from fedncv.engine.check import check
 from fedncv.engine.local import train as train_client
 from fedncv.engine.problem import arrivals, build, start
@@ -303,8 +304,6 @@ def test_wrong_knobs_are_refused(knobs, said):
 
 
 def test_a_study_without_room_for_its_sums_is_refused_with_numbers():
-    from fedncv.config import RunConfig
-
     config = RunConfig(method="fedavg+fixed_point:bits=32", clients=10, per_round=10)
     with pytest.raises(ValueError, match="over 10 clients of up to 1,000,000 samples with precision=24 needs 49 bits"):
         check(config)
@@ -313,3 +312,11 @@ def test_a_study_without_room_for_its_sums_is_refused_with_numbers():
         check(replace(config, method="fedavg+fixed_point", sampling="weighted"))
     with pytest.raises(ValueError, match=r"training samples, and fixed_point has room for samples=10; use"):
         build(replace(config, method="fedavg+fixed_point:samples=10"))
+
+
+def test_a_poisson_round_may_have_all_clients():
+    """100 clients of up to 1,000 samples fit into 40 bits at precision 21, and 10 do at 24."""
+    study = {"method": "fedavg+fixed_point:bits=40,samples=1000,precision=24", "clients": 100, "per_round": 10}
+    check(RunConfig(**study))
+    with pytest.raises(ValueError, match="the sum over 100 clients"):
+        check(RunConfig(**study, sampling="poisson"))

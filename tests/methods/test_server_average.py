@@ -153,7 +153,7 @@ def test_after_training_every_engine_scores_with_that_share(monkeypatch):
     evaluate.after(problem, state)
     assert_close(torch.stack(one_by_one), torch.stack(expected), rtol=1e-12, atol=1e-14)
     scores, engine = stacked_scores.scores, ScoringEngine([problem])  # its trial scores too
-    monkeypatch.setattr(stacked_scores, "scores", lambda *given: together.append(given[3]) or scores(*given))
+    monkeypatch.setattr(stacked_scores, "scores", lambda *given: together.append(given[2].buffers_R) or scores(*given))
     engine.after([state])
     assert_close(torch.cat(together), torch.stack(expected), rtol=1e-10, atol=1e-12)
 

@@ -49,7 +49,7 @@ def test_the_page_has_the_colours_of_the_figures():
 
 def test_all_built_in_methods_look_different_and_the_same_in_every_set():
     everyone = looks(listed())
-    assert len(set(everyone.values())) == len(listed()) == 32
+    assert len(set(everyone.values())) == len(listed()) == 35
     assert {look.colour for method, look in everyone.items() if method in FIRST} == set(range(8))
     for some in (["fedavg", "moon"], ["moon", "my.code:mine", "fedavg"], list(listed())[::-3]):
         assert {m: look for m, look in looks(some).items() if m in everyone} == {

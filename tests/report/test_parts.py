@@ -26,7 +26,7 @@ ONE = {
     "fedncv:tau=0": [(0.50, 0.65), (0.52, 0.67)],
     "fedncv:drift=off": [(0.75, 0.85), (0.79, 0.87)],
 }
-SPENT = Spent(*[3] * 5, None, 0.5, 0, None, None, None)
+SPENT = Spent(*[3] * 5, None, None, None, 0.5, 0, None, None, None)
 VARIANCE = {"fedavg": [(8.0, 4.0), (12.0, 4.0)], "fedncv": [(1.0, 1.0), (3.0, 1.0)]}  # between, within
 
 

@@ -39,6 +39,17 @@ def test_a_method_that_needs_single_replies_is_refused_with_the_part(method, par
     refused(f"cannot run without a server: {part}", method=method, topology="ring")
 
 
+@pytest.mark.parametrize(
+    ("switch", "reason"), [("dp:noise=1", "adds its noise to sums"), ("fixed_point", "are fractions")]
+)
+def test_a_switch_that_acts_on_the_server_s_sums_is_refused_by_name(switch, reason):
+    refused(f"cannot run without a server: .*{reason}", method=f"fedavg+{switch}", topology="ring")
+
+
+def test_clients_that_never_train_have_no_model_on_a_graph():
+    refused("a model of its own.* set unseen to 0", unseen=0.5, clients=16, topology="ring")
+
+
 def test_every_method_runs_or_is_refused_by_its_form_or_by_itself():
     for name in METHODS:
         text = {"symmetric": "ring", "tree": "chain"}.get(find_method(name).graph, "exponential")

@@ -81,7 +81,8 @@ def check_room(config: RunConfig, method: Method, largest: int = 0) -> None:
         raise ValueError(
             "sampling=weighted draws clients by their sizes, which sums of +fixed_point hide; use sampling=uniform"
         )
-    fixed_point.check_room(method.grid, config.per_round)
+    cohort = config.per_round if config.sampling == "uniform" else config.clients  # the most that a round can have
+    fixed_point.check_room(method.grid, cohort)
     if largest > method.grid.samples:
         raise ValueError(
             f"a client has {largest:,} training samples, and fixed_point has room for samples={method.grid.samples:,}; "

@@ -27,7 +27,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.optimize import nnls
 from torch import Tensor
 
 from fedncv.methods.base import (
@@ -108,6 +107,8 @@ def program(v_S: NDArray[np.float64], h_SD: NDArray[np.float64], u: int) -> NDAr
     On the simplex the minimum of a' P a is at a / sum(a) of the non-negative a that minimises a' P a / 2 - sum(a), a
     problem of non-negative least squares: |L' a - L^-1 1|^2 with P = L L'.
     """
+    from scipy.optimize import nnls  # takes as long to import as all methods together
+
     d_SD = h_SD[u] - h_SD
     P = np.diag(v_S) + d_SD @ d_SD.T
     size = np.trace(P) / len(P)

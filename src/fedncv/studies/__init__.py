@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Any
 
 from fedncv.config import Settings
-from fedncv.methods import METHODS, SWITCHES
 from fedncv.recipes import RECIPES
 from fedncv.study import Study
 
@@ -23,12 +22,8 @@ EXTRAS = (
     "fedavgm+even+prior+average+blend",
     "scaffold:weights=samples+even+prior+momentum+average+blend",
 )
-# Rivals of later years, in the table as soon as they are among the methods
-RIVALS = tuple(
-    name
-    for name in ("fedrod", "ditto", "fedbabu", "fedpac", "pfedfda", "knnper", "fedala", "feddbe")
-    if name in METHODS
-) + (("fedavg+finetune",) if "finetune" in SWITCHES else ())
+# Rivals of later years
+RIVALS = ("fedrod", "ditto", "fedbabu", "fedpac", "pfedfda", "knnper", "fedavg+finetune")
 # Learning rates chosen by `fedncv study table1 --tune` (docs/results/table1.tar.xz), if not the protocol's 0.01
 TUNED_ON_CIFAR10 = {
     "fedavg": 0.03,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fedncv.cli.arguments import parse
 from fedncv.cli.federation.run import follow
-from fedncv.cli.federation.shared import Folder, check_server
+from fedncv.cli.federation.shared import Folder, check_seconds, check_server
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +30,7 @@ def main(argv: list[str]) -> int:
     from fedncv.flower import coordinator
 
     chosen = parse(Resume, argv, command="federation resume")
+    check_seconds(chosen.seconds)
     folder = Path(chosen.folder)
     check_server(folder)
     if chosen.accept_version:

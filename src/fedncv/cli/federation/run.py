@@ -10,7 +10,7 @@ from tyro.conf import Suppress
 
 from fedncv.cli.arguments import parse
 from fedncv.cli.federation.following import Following
-from fedncv.cli.federation.shared import OF_INIT, Folder, check_server
+from fedncv.cli.federation.shared import OF_INIT, Folder, check_seconds, check_server
 from fedncv.config import RunConfig, simulation_only
 
 LACKING = 3  # exit code of a finished run of which some round lacks a client
@@ -55,6 +55,7 @@ def main(argv: list[str]) -> int:
 
     _refuse(argv)
     chosen = parse(_offered(Begin), argv, command="federation run")
+    check_seconds(chosen.seconds)
     folder = Path(chosen.folder)
     clients = chosen.clients or read_server_settings(folder / "server").clients
     if chosen.secure_sums:

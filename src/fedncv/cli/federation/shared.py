@@ -11,6 +11,7 @@ from fedncv.config import named
 Folder = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
 OF_INIT = named("samples")  # set once for all runs, by `federation init`
 ANSWER_SECONDS = 5.0  # a running server answers within this time
+MOST_SECONDS = 365 * 24 * 3600  # to wait
 
 
 def check_server(folder: Path) -> None:
@@ -26,6 +27,11 @@ def check_server(folder: Path) -> None:
             f"the server of {folder} does not answer; start it with `fedncv federation up {quote(str(folder))}`, "
             f"or on its own machine with `fedncv federation server {quote(f'{folder}/server')}`"
         ) from None
+
+
+def check_seconds(seconds: float) -> None:
+    if not 0 <= seconds <= MOST_SECONDS:
+        raise ValueError(f"seconds must be from 0 to {MOST_SECONDS:,}, a year, not {seconds:g}")
 
 
 def when(told: bool) -> str:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedncv.cli.arguments import parse
-from fedncv.cli.federation.shared import Folder
+from fedncv.cli.federation.shared import Folder, check_seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +21,7 @@ def main(argv: list[str]) -> int:
     from fedncv.flower import processes
 
     chosen = parse(Up, argv, command="federation up")
+    check_seconds(chosen.seconds)
     folder = Path(chosen.folder)
     try:
         there = processes.up(folder, seconds=chosen.seconds)
