@@ -61,6 +61,14 @@ def test_init_writes_a_part_for_each_machine(tmp_path, capsys):
         (["init", "x", "--host", "my host"], "'my host' is not a host name or address"),
         (["init", "x", "--data", "digts"], "did you mean 'digits'"),
         (["run", "x", "--dropout", "0.5"], "--dropout 0.5: real clients fail by themselves; leave --dropout out"),
+        (
+            ["run", "x", "--secure-sums", "threshold=2", "--eval-every", "5"],
+            "secure sums the server asks for no scores",
+        ),
+        (
+            ["run", "x", "--after-every=5", "--secure-sums=threshold=2"],
+            "secure sums the server asks for no scores",
+        ),
         (["run", "x", "--engine=stacked"], "--engine stacked: every client trains by itself"),
         (["run", "x", "--data-dir", "y"], "--data-dir y: `fedncv federation init` has already divided the samples"),
         (["run", "x", "--sampling", "available"], "invalid choice 'available' for argument '--sampling'"),

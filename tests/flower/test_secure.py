@@ -10,9 +10,12 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedncv[flower]'")
 
 import numpy as np
+import torch
 from flwr.app import ConfigRecord, Message, RecordDict
+from safetensors.torch import load_file
 
 from fedncv import store
+from fedncv.cli import main
 from fedncv.config import RunConfig, write_toml
 from fedncv.engine.local import train
 from fedncv.engine.problem import arrivals, build, start
@@ -56,6 +59,17 @@ def test_the_model_is_that_of_the_simulation_bit_for_bit(method, by_hand, tools,
 
 def run_of(by_hand, name="run"):
     return by_hand.folder / "server" / "runs" / name
+
+
+def test_the_model_is_exported_without_the_clients_sizes_and_samples(by_hand, config, tmp_path, monkeypatch, capsys):
+    config = replace(config, method="fedavg+fixed_point", clients=3, per_round=3, rounds=1)
+    state, _ = by_hand(config, rules=FAST, secure="threshold=2")
+    monkeypatch.setattr("fedncv.cli.export.build", None)  # a simulation's problem, which would load samples
+    assert main(["export", str(run_of(by_hand)), "--to", str(tmp_path / "m.safetensors")]) == 0
+    numbers = torch.cat([part.reshape(-1) for part in load_file(tmp_path / "m.safetensors").values()])
+    assert torch.equal(numbers.sort().values, state.server.x_P.sort().values)
+    assert main(["export", str(run_of(by_hand)), "--client", "0"]) == 2
+    assert "stays on its machine" in capsys.readouterr().err
 
 
 def gone(**stages):

@@ -14,6 +14,7 @@ from fedncv.export import export
 from fedncv.methods import find_method
 from fedncv.methods.gathered import Gathered
 from fedncv.methods.pfedfda import Config, Gaussians, between, chosen, classifier, estimated, folds, log_prior, logits
+from fedncv.secure.fixed_point import outside
 
 BARE = Config(ridge=0)
 ANYWHERE = Gaussians(torch.zeros(2, 1, dtype=torch.float64), torch.eye(1, dtype=torch.float64))
@@ -198,3 +199,11 @@ def test_neither_a_shared_model_nor_a_clients_own_is_exported():
         export(problem, state)
     with pytest.raises(ValueError, match="there is no shared model either"):
         export(problem, state, client=1)
+
+
+def test_a_fixed_point_has_room_for_features_and_their_squares():
+    """A covariance of 5000 is far above the default bound; nothing is clipped up to 2^16."""
+    grid = find_method("pfedfda+fixed_point").grid
+    assert outside(grid, "sigma", vector(5000.0, -1000.0)) == 0
+    assert outside(grid, "mu", vector(500.0)) == 0
+    assert outside(grid, "delta_Q", vector(500.0)) == 1

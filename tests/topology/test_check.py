@@ -138,6 +138,13 @@ def test_d2_takes_no_switch_that_needs_its_update():
             find_method(f"d2+{switch}")
 
 
+@pytest.mark.parametrize("method", ["fedavg", "scaffold"])
+def test_exact_sums_need_a_server(method):
+    refused(
+        "cannot run without a server: .fixed_point is for exact sums", method=f"{method}+fixed_point", topology="ring"
+    )
+
+
 def test_a_method_of_one_s_own_is_refused_too():
     with pytest.raises(ValueError, match="cannot run without a server"):
         quadratics(find_method("fedavg+memory"), topology="chain")

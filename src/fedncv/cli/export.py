@@ -14,6 +14,8 @@ from fedncv.export import export
 from fedncv.objects import again
 from fedncv.results import MODEL, is_run, read_config, read_rows, runs_in
 
+SUMMED = "samples_in_all"  # in the first row of a federation with secure sums
+
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
@@ -48,9 +50,10 @@ def main(argv: list[str]) -> int:
 
 
 def _problem(folder: Path, client: int | None) -> Problem:
-    """Return the run's problem; for a federation's run, whose rows list the clients' sizes, the server's half."""
+    """Return the run's problem; for a federation's run, whose first row has the clients' samples, the server's half."""
     config = replace(read_config(folder), device="cpu", metrics=())
-    sizes = next(iter(read_rows(folder)), {}).get("sizes")
+    first = next(iter(read_rows(folder)), {})
+    sizes = [1] * config.clients if SUMMED in first else first.get("sizes")  # secure sums tell no sizes
     if sizes is None:
         return build(config, **again(folder, config, {}))
     if client is not None:

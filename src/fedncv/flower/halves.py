@@ -42,11 +42,11 @@ class Up(NamedTuple):
 
 def check(config: RunConfig) -> None:
     """Raise ValueError for settings that only a simulation has."""
-    check_names(config, custom=("data",))
     for name, why in NOT_HERE.items():
         value, default = getattr(config, name), getattr(RunConfig, name)
         if value != default:
             raise ValueError(f"{name} is {value!r}: {why}; leave it at {default!r}")
+    check_names(config, custom=("data",))
     method = find_method(config.method)
     if method.only_simulated:
         raise ValueError(f"{config.method} is for simulations: {method.only_simulated}")

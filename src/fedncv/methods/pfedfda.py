@@ -238,6 +238,7 @@ def pfedfda(config: Config = Config()) -> Method:
             "mu": "the mean features of each of its classes, mixed with the shared ones, and so which classes it holds",
             "sigma": "the covariance of its features, mixed with the shared one",
         },
+        bounds={"mu": 1024.0, "sigma": 65536.0},  # features, and their squares
         refuses={
             "prior": "the classifier of pfedfda contains the client's label frequencies already",
             "samples": "pfedfda looks at its samples in a phase of its own",

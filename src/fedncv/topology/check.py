@@ -67,6 +67,11 @@ def _check_method(config: RunConfig, method: Method, topology: Topology, name: s
             f"{name} cannot run without a server: +dp adds its noise to sums at the server; leave +dp out, or use "
             "topology=server"
         )
+    if method.grid is not None:
+        raise ValueError(
+            f"{name} cannot run without a server: +fixed_point is for exact sums at the server, and on a graph "
+            "everyone has weighted means; leave +fixed_point out, or use topology=server"
+        )
     if "topology" in method.refuses:
         raise ValueError(f"{name} cannot run without a server: {method.refuses['topology']}; use topology=server")
     if method.grid is not None:

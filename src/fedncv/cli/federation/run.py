@@ -13,6 +13,7 @@ from fedncv.cli.federation.following import Following
 from fedncv.cli.federation.shared import OF_INIT, Folder, check_seconds, check_server
 from fedncv.config import RunConfig, simulation_only
 
+SCORES = ("eval_every", "after_every")
 LACKING = 3  # exit code of a finished run of which some round lacks a client
 
 
@@ -120,9 +121,15 @@ def _offered(kind: type[Begin]) -> type[Begin]:
 def _refuse(argv: list[str]) -> None:
     """Raise ValueError for a setting that has no effect on a run, with its value and the remedy."""
     reasons = _reasons()
+    if any(word.partition("=")[0] in ("--secure-sums", "--secure_sums") for word in argv):
+        reasons |= dict.fromkeys(
+            SCORES, "with secure sums the server asks for no scores, because it would see each one"
+        )
     for word, following in zip(argv, [*argv[1:], ""], strict=True):
         option, _, value = word.partition("=")
         name = option.removeprefix("--").replace("-", "_")
+        if name in SCORES and (value or following) == "0":  # never, as it is
+            continue
         if option.startswith("--") and name in reasons:
             raise ValueError(f"{option} {value or following}: {reasons[name]}; leave {option} out")
 
