@@ -21,7 +21,7 @@ LAYERS = [
     ("config", "functional", "estimators", "group_norm"),
     ("flat",),
     ("results", "study", "recipes"),
-    ("data", "figures", "heartbeat", "metrics", "models", "optimizers", "tasks", "theory"),
+    ("data", "figures", "heartbeat", "metrics", "models", "optimizers", "secure", "tasks", "theory"),
     ("cluster", "methods", "notebook"),
     ("objects", "topology"),
     ("engine",),

@@ -85,8 +85,8 @@ class HandMade:
     ``spoil(client, round, reply) -> replies`` may change, repeat, delay (by returning nothing) or break answers.
     """
 
-    def __init__(self, folder, run, study, *, spoil=None):
-        self.folder, self.run, self.study, self.spoil = folder, run, study, spoil
+    def __init__(self, folder, run, study, *, spoil=None, secure=""):
+        self.folder, self.run, self.study, self.spoil, self.secure = folder, run, study, spoil, secure
         self.sent, self.waiting, self.number = [], [], 0
         self.activated = {}  # client -> when its node was activated
 
@@ -100,21 +100,24 @@ class HandMade:
         from fedncv.flower.client import client_of, count_samples, train_round
         from fedncv.flower.client_app import respond
         from fedncv.flower.scoring import score_round
+        from fedncv.flower.secure_client import Here, answer_stage
 
         ids = []
         for message in messages:
             self.number += 1
             message.metadata.__dict__["_message_id"] = str(self.number)
             u = message.metadata.dst_node_id - 1000
-            handle = {"query": count_samples, "train": train_round, "evaluate": score_round}[
-                message.metadata.message_type
-            ]
+            handles = {"query": count_samples, "train": train_round, "evaluate": score_round}
+            handle = handles[message.metadata.message_type.partition(".")[0]]
             mine = self.folder / "clients" / str(u)
+            secure = message.metadata.message_type.endswith(".secure")
 
-            def make(u=u, mine=mine):
-                return client_of(self.study, self.run, u, mine)
+            def make(u=u, mine=mine, secure=secure):
+                if secure:
+                    return Here(u, self.run, mine, self.study, self.secure)
+                return client_of(self.study, self.run, u, mine, self.secure)
 
-            reply = respond(handle, make, message, folder=mine, run=self.run)
+            reply = respond(answer_stage if secure else handle, make, message, folder=mine, run=self.run)
             self.sent.append((u, message, reply))
             group = message.metadata.group_id
             replies = [reply] if self.spoil is None else self.spoil(u, group, message, reply)
@@ -140,7 +143,7 @@ def as_a_task(monkeypatch):
 
 @pytest.fixture
 def by_hand(tmp_path, monkeypatch, as_a_task):
-    """config, spoil, rules -> (state of the server, grid), without processes."""
+    """config, spoil, rules, secure -> (state of the server, grid), without processes."""
     from fedncv import store
     from fedncv.config import write_toml
     from fedncv.flower import asking, server
@@ -150,17 +153,22 @@ def by_hand(tmp_path, monkeypatch, as_a_task):
     monkeypatch.setattr(asking, "POLL_SECONDS", 0.0)
     monkeypatch.setattr(asking, "RETRY_SECONDS", 0.0)
 
-    def run(config, *, spoil=None, rules=Rules(round_seconds=20.0, join_seconds=20.0, attempts=2), name="run"):
+    def run(
+        config, *, spoil=None, rules=Rules(round_seconds=20.0, join_seconds=20.0, attempts=2), name="run", secure=""
+    ):
+        from fedncv.flower.secure_server import Secure
+
         place = tmp_path / "federation"
         if not place.exists():
             folders.init(place, config, host="127.0.0.1", port=0, listen="127.0.0.1")
         run_folder = place / "server" / "runs" / name
         if not run_folder.exists():
             store.create(run_folder, config)
-        grid = run.grid = HandMade(place, name, write_toml(config), spoil=spoil)
+        grid = run.grid = HandMade(place, name, write_toml(config), spoil=spoil, secure=secure)
         nodes = {u: 1000 + u for u in range(config.clients)}
         form = folders.read_form(place / "server")
-        return server.serve(grid, run_folder, config, form, nodes, rules), grid
+        summing = Secure(place / "server", name, secure, config, rules) if secure else None
+        return server.serve(grid, run_folder, config, form, nodes, rules, summing), grid
 
     run.folder = tmp_path / "federation"
     return run
@@ -180,10 +188,10 @@ class Live:
         self.begin(name, **changes)
         return self.finish(name, seconds=seconds)
 
-    def begin(self, name, **changes):
+    def begin(self, name, *, secure="", **changes):
         from fedncv.flower import coordinator
 
-        coordinator.create(self.folder, name, replace(self.config, **changes))
+        coordinator.create(self.folder, name, replace(self.config, **changes), secure)
 
     def finish(self, name, *, seconds=600.0, **options):
         from fedncv.flower import coordinator
@@ -222,7 +230,7 @@ class Live:
         from fedncv.store import read_state
 
         run = self.folder / "server" / "runs" / name
-        sizes = list(read_joined(run).sizes.values())
+        sizes = list(read_joined(run).sizes.values()) or [1] * self.config.clients  # with secure sums nobody knows
         return read_state(run, server_problem(read_config(run), read_form(self.folder / "server"), sizes))
 
     def kept(self, name):

@@ -13,6 +13,7 @@ from fedncv.metrics import find_metrics
 from fedncv.models import find_model
 from fedncv.objects import code_of
 from fedncv.optimizers import Optimizer, check_settings, find_optimizer
+from fedncv.secure import fixed_point
 from fedncv.spec import expanded, parse, split
 from fedncv.tasks import find_task
 from fedncv.topology.check import check_graph
@@ -37,6 +38,7 @@ def check(config: RunConfig, *, custom: tuple[str, ...] = ()) -> None:
         if method is not None:
             check_sgd(config, method, optimizer)
     if method is not None:
+        check_room(config, method)
         check_private(config, method)
     find_metrics(text for text in config.metrics if own_object(text) is None)
     parse(config.partition, PARTITIONS, what="partition")
@@ -66,6 +68,25 @@ def anchored(config: RunConfig, *, custom: tuple[str, ...] = ()) -> RunConfig:
         code_dir=os.path.abspath(config.code_dir) if os.path.isdir(config.code_dir) else code_folder(texts),
         code=code,
     )
+
+
+def check_room(config: RunConfig, method: Method, largest: int = 0) -> None:
+    """Raise ValueError if sums of +fixed_point could overflow, or would need a client's size.
+
+    ``largest`` is the largest number of training samples.
+    """
+    if method.grid is None:
+        return
+    if config.sampling == "weighted":
+        raise ValueError(
+            "sampling=weighted draws clients by their sizes, which sums of +fixed_point hide; use sampling=uniform"
+        )
+    fixed_point.check_room(method.grid, config.per_round)
+    if largest > method.grid.samples:
+        raise ValueError(
+            f"a client has {largest:,} training samples, and fixed_point has room for samples={method.grid.samples:,}; "
+            f"use +fixed_point:samples={largest}"
+        )
 
 
 def check_sgd(config: RunConfig, method: Method, optimizer: Optimizer) -> None:

@@ -16,7 +16,7 @@ from fedncv.data.owners import grouped
 from fedncv.data.unseen import num_unseen, order
 from fedncv.engine import sampling
 from fedncv.engine.arithmetic import check_precision, low_precision
-from fedncv.engine.check import check, check_private, check_sgd
+from fedncv.engine.check import check, check_private, check_room, check_sgd
 from fedncv.engine.keeping import room
 from fedncv.engine.scored import sample
 from fedncv.flat import Factory, Model
@@ -246,6 +246,7 @@ def build(
         config.optimizer, momentum=config.momentum, weight_decay=config.weight_decay
     )
     check_sgd(config, method, optimizer)
+    check_room(config, method, int(sizes.max()))
     check_private(config, method)
     measured = find_metrics(config.metrics, metrics)
     check_fit(measured, _kind(task, dataset), dataset.num_classes)

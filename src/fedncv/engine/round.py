@@ -20,9 +20,13 @@ from fedncv.methods.base import (
     Totals,
     Work,
     sums_from_totals,
+    sums_of_whole,
     totals_of,
     weighted_sum,
+    whole_totals_of,
 )
+from fedncv.methods.sums import whole_sum
+from fedncv.secure.fixed_point import STATISTICS, value, whole
 from fedncv.tree import all_finite, leaves, num_bytes, stack, tree_map
 
 RESERVED = (
@@ -66,7 +70,10 @@ class Outcome(NamedTuple):
 
 
 class Partial(NamedTuple):
-    """Sums over the replies of some clients: all that the server needs of them if the method is in the sums form."""
+    """Sums over the replies of some clients: all that the server needs of them if the method is in the sums form.
+
+    With a grid they are whole numbers, and adding them in any order gives the same bits.
+    """
 
     totals: Totals
     buffers_R: Tensor  # sum_S n_u b_u
@@ -109,13 +116,22 @@ def of_client(
     problem: Problem, client: int, received_bytes: int, trained: Trained | None, finite: bool = True
 ) -> Outcome:
     """Return the result of a client whose message had so many bytes; count those of its reply."""
-    sent_bytes = 0 if trained is None else wire_bytes(problem, trained.up, trained.buffers_R)
+    sent_bytes = 0 if trained is None else reply_bytes(problem, trained.up, trained.buffers_R)
     return Outcome(client, received_bytes, sent_bytes, trained, finite)
 
 
 def wire_bytes(problem: Problem, message: Any, buffers_R: Tensor) -> int:
     """Return the bytes of a message to or from a client, with the running statistics unless they are personal."""
     return num_bytes(message) + (0 if problem.buffer_rule == "personal" else num_bytes(buffers_R))
+
+
+def reply_bytes(problem: Problem, up: Any, buffers_R: Tensor) -> int:
+    """Return the bytes of a client's reply; with a grid, those of its vector of whole numbers."""
+    if problem.method.grid is None:
+        return wire_bytes(problem, up, buffers_R)
+    statistics = 0 if problem.buffer_rule == "personal" else buffers_R.numel()
+    numbers = sum(leaf.numel() for _, leaf in leaves(up))
+    return problem.method.grid.bytes_of(numbers + statistics + 1)  # and its number of samples
 
 
 def is_finite(trained: Trained) -> bool:
@@ -165,7 +181,12 @@ def nobody(problem: Problem, state: State) -> tuple[Replies, Tensor]:
 def partial(problem: Problem, replies: list[Reply]) -> Partial:
     """Return the sums over these replies; at least one."""
     collected, b_SR = collect(problem, replies)
-    return Partial(totals_of(collected, problem.method.weights), weighted_sum(collected.sizes_S, b_SR))
+    method = problem.method
+    if method.grid is None:
+        return Partial(totals_of(collected, method.weights), weighted_sum(collected.sizes_S, b_SR))
+    sizes_S = collected.sizes_S.to(torch.int64)
+    totals = whole_totals_of(collected, method.weights, method.grid)
+    return Partial(totals, whole_sum(sizes_S, whole(method.grid, STATISTICS, b_SR)))
 
 
 def aggregate(
@@ -192,7 +213,9 @@ def aggregate(
     if not replies and problem.method.privacy is None:
         return state, {}
     key = key_for(problem.config.seed, "server", t).to(problem.model.start_P.device)
-    ask = ServerAsk(problem.model, t, key)
+    ask, grid = ServerAsk(problem.model, t, key), problem.method.grid
+    if partials is None and grid is not None:
+        partials = [partial(problem, replies)]
     if partials is None or not replies:
         collected, b_SR = collect(problem, replies, awake) if replies else nobody(problem, state)
         given = base.combined(problem.method, state.server, collected)
@@ -201,8 +224,12 @@ def aggregate(
         buffers = _buffers(problem, ask, state, weighted_sum(collected.weight_S, b_SR), (b_SR, collected))
     else:
         totals_S, sum_R = reduce(Partial.plus, partials)
-        given = sums_from_totals(totals_S, problem.method.weights)
-        buffers = _buffers(problem, ask, state, sum_R / totals_S.samples.to(sum_R))
+        if grid is None:
+            given, mean_R = sums_from_totals(totals_S, problem.method.weights), sum_R / totals_S.samples.to(sum_R)
+        else:
+            given = sums_of_whole(totals_S, problem.method.weights, grid, problem.dtype)
+            mean_R = (value(grid, STATISTICS, sum_R) / totals_S.samples.to(torch.float64)).to(problem.dtype)
+        buffers = _buffers(problem, ask, state, mean_R)
     stepped = base.take_step(problem.method, ask, state.server, given)
     kept = state.kept | {reply.client: reply.trained.kept for reply in replies}
     numbers = {name: _number(name, value) for name, value in stepped.numbers.items()}

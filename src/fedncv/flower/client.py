@@ -14,7 +14,7 @@ import tomllib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -33,11 +33,15 @@ from fedncv.flower.own import Own
 from fedncv.flower.refusals import RefusedError
 from fedncv.flower.samples import read
 from fedncv.flower.wire import ARRAYS, ASK, WireError, arrays, decode, encode, records, whole_numbers
+from fedncv.methods.base import field_of
 from fedncv.metrics import value
 from fedncv.store import append
 
 HISTORY = "history.jsonl"
 SAMPLES, DATA, KEEP = "samples", "data", "keep"
+WHAT = "a request for a round"
+
+C = TypeVar("C")
 
 log = logging.getLogger("fedncv.flower.client")
 
@@ -50,23 +54,24 @@ class Client(NamedTuple):
     folder: Path
     problem: Problem
     rules: ClientRules
+    secure: str = ""  # the settings of secure sums; empty: the run has none
 
 
-def client_of(study: str, run: str, number: int, folder: Path, *, device: str = "cpu") -> Client:
+def client_of(study: str, run: str, number: int, folder: Path, secure: str = "", *, device: str = "cpu") -> Client:
     """Return client ``number`` of the run, with the data in its folder. Raise RefusedError if its rules forbid it."""
-    config, rules = study_of(study), _rules(folder)
+    config, rules = study_of(study), rules_of(folder)
     if not 0 <= number < config.clients:
         raise RefusedError("number", f"this is client {number}, but the run has clients 0 to {config.clients - 1}")
     if not run or not all(c.isalnum() or c in "._-" for c in run) or run.startswith("."):
         raise ValueError(f"{run!r} is not a valid name of a run")  # it is used as a folder's name
-    check_terms(rules, terms_of(config))
+    check_terms(rules, terms_of(config, secure))
     _check_device(device)
     problem = client_problem(config, read(folder / "data"), number, device=device)
     check_size(rules, problem.model.layout.num_parameters)
-    return Client(number, run, folder, problem, rules)
+    return Client(number, run, folder, problem, rules, secure)
 
 
-def _rules(folder: Path) -> ClientRules:
+def rules_of(folder: Path) -> ClientRules:
     try:
         return read_client_rules(folder)
     except ValueError as error:
@@ -93,8 +98,8 @@ def study_of(text: str, *, is_ours: bool = False) -> RunConfig:
 
 
 def answer(
-    handle: Callable[[Client, Message], Message],
-    make: Callable[[], Client],
+    handle: Callable[[C, Message], Message],
+    make: Callable[[], C],
     request: Message,
     failed: Callable[[Exception], None] = lambda _: None,
 ) -> Message:
@@ -117,6 +122,7 @@ def answer(
 
 def count_samples(client: Client, request: Message) -> Message:
     """Reply with the number of training samples, which estimators need in advance, and the mark of the data file."""
+    check_plain(client)
     content = records(request, SERVER, what="a request for the sample count")
     handshake.check(content[SERVER], handshake.identity_of(client.problem.config))
     found: dict[str, Any] = {SAMPLES: _samples(client), DATA: handshake.data_mark(client.folder, client.run)}
@@ -125,23 +131,44 @@ def count_samples(client: Client, request: Message) -> Message:
 
 def train_round(client: Client, request: Message) -> Message:
     """Train for one round; store the client's state on disk before the reply is sent."""
-    what = "a request for a round"
-    content = records(request, ARRAYS, ASK, SERVER, what=what)
-    problem, u = client.problem, client.u
-    handshake.check(content[SERVER], handshake.identity_of(problem.config))
+    check_plain(client)
+    content = records(request, ARRAYS, ASK, SERVER, what=WHAT)
+    with Own(client.folder / "runs", client.run).locked():
+        trained = trained_for(client, content)
+    reply = Up(trained.up, travelling(client.problem, trained.buffers_R))
+    return Message(RecordDict({ARRAYS: encode(reply)}), reply_to=request)
+
+
+def check_plain(client: Client) -> None:
+    """Raise RefusedError if the run has secure sums: then no reply of this client leaves it as it is."""
+    if client.secure:
+        raise RefusedError("plain", "the run has secure sums, and the server asks for the client's own reply")
+
+
+def trained_for(client: Client, content: RecordDict, joined: str | None = None) -> Trained:
+    """Train as a request for a round says, and store the client's state; the caller holds the lock of ``Own``.
+
+    ``joined`` is the mark of the data with which the client joined, if the client itself remembers it: with secure sums
+    the server knows neither the mark nor the number of samples.
+    """
+    what, problem, u = WHAT, client.problem, client.u
+    handshake.check(content[SERVER], handshake.identity_of(problem.config, client.secure))
     asked = content[ASK]
     if not isinstance(asked, ConfigRecord):
         raise WireError(f"{what}: record {ASK!r} is a {type(asked).__name__}")
     check_constants(problem, asked.get("constants", 0.0))
-    mark, keep = asked.get(DATA), rounds_to_keep(asked.get(KEEP))
-    numbers = "round", "counted", "rollbacks", SAMPLES
-    round, counted, rollbacks, held = whole_numbers(content, *numbers, beside=["constants", DATA, KEEP], what=what)
+    keep = rounds_to_keep(asked.get(KEEP))
+    plain = [SAMPLES] if joined is None else []
+    beside = ["constants", KEEP, *([DATA] if joined is None else [])]
+    round, counted, rollbacks, *held = whole_numbers(
+        content, "round", "counted", "rollbacks", *plain, beside=beside, what=what
+    )
     if not 1 <= round <= problem.config.rounds:
         raise WireError(f"the server asks for round {round} of {problem.config.rounds}")
-    data_of(client, mark, held)
+    data_of(client, asked.get(DATA) if joined is None else joined, held[0] if held else None)
     message: Down = decode(arrays(content), down_template(problem), what="the server's message")
     own = Own(client.folder / "runs", client.run)
-    with own.locked(), one_thread(), arithmetic(problem.config):
+    with one_thread(), arithmetic(problem.config):
         kept = own.begin(problem, u, round=round, counted=counted, keep=keep, rollbacks=rollbacks)
         arrival = arrival_of(problem, u, message, kept)
         trained = train(problem, round - 1, arrival)
@@ -150,19 +177,18 @@ def train_round(client: Client, request: Message) -> Message:
         own.write(round, trained.kept)
         history = _history(client, round, arrival, trained)
     append(client.folder / "runs" / client.run, HISTORY, history)
-    reply = Up(trained.up, travelling(problem, trained.buffers_R))
-    return Message(RecordDict({ARRAYS: encode(reply)}), reply_to=request)
+    return trained
 
 
 def _samples(client: Client) -> int:
     return len(client.problem.clients.train[client.u])
 
 
-def data_of(client: Client, mark: object, held: int) -> None:
+def data_of(client: Client, mark: object, held: int | None) -> None:
     """Raise RefusedError unless the client still has the data with which it joined."""
     if mark != handshake.data_mark(client.folder, client.run):
         raise RefusedError("data", f"the data file in {client.folder} is not the one with which the client joined")
-    if held != _samples(client):
+    if held is not None and held != _samples(client):
         text = f"the server holds {held} training samples of this client, which has {_samples(client)}"
         raise RefusedError("samples", text, f"{_samples(client)}, not {held}")
 
@@ -183,6 +209,8 @@ def _history(client: Client, round: int, arrival: Arrival, trained: Trained) -> 
         "gradients": trained.gradients,
         "forwards": trained.forwards,
     }
+    if problem.method.grid is not None:
+        line["beyond_bound"] = int(field_of(trained.up, "beyond_bound"))
     if head := audit.head_of(client.folder / audit.AUDIT):  # so that a log whose end was cut is recognised
         line[audit.HEAD] = head
     tested, every = len(problem.clients.test[client.u]), problem.config.eval_every

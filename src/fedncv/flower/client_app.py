@@ -12,11 +12,12 @@ from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 
 from fedncv.flower import audit, refusals
-from fedncv.flower.client import Client, answer, client_of, count_samples, train_round
+from fedncv.flower.client import C, Client, answer, count_samples, train_round
 from fedncv.flower.handshake import OF_THE_CODE, SERVER
 from fedncv.flower.record import PHASES, cut, summary
 from fedncv.flower.refusals import RefusedError
 from fedncv.flower.scoring import score_round
+from fedncv.flower.secure_client import SECURE, Here, answer_stage
 
 SHOWN = 300  # characters of a failure
 
@@ -24,8 +25,8 @@ app = ClientApp()
 
 
 def respond(
-    handle: Callable[[Client, Message], Message],
-    make: Callable[[], Client],
+    handle: Callable[[C, Message], Message],
+    make: Callable[[], C],
     request: Message,
     *,
     folder: Path,
@@ -33,7 +34,11 @@ def respond(
 ) -> Message:
     """Return the answer, after the request and the answer are in the audit log of the client's folder."""
     log, about = folder / audit.AUDIT, request.metadata
-    said = {"run": run, "kind": PHASES.get(about.message_type, "other"), "group": cut(about.group_id, 20)}
+    said = {
+        "run": run,
+        "kind": PHASES.get(about.message_type.partition(".")[0], "other"),
+        "group": cut(about.group_id, 20),
+    }
     why: list[str] = []
 
     def failed(error: Exception) -> None:
@@ -59,9 +64,20 @@ def _version(request: Message) -> str:
 
 def client_in(context: Context) -> Client:
     """Return the client: the node's settings give number, folder and device, the run's give name and study."""
+    return here_in(context).client()
+
+
+def here_in(context: Context) -> Here:
+    """Return the client for a stage of secure sums, which needs its samples only if it trains."""
     node, run = context.node_config, context.run_config
-    device = str(node.get("device", "cpu"))
-    return client_of(str(run["study"]), str(run["run"]), int(node["client"]), Path(str(node["folder"])), device=device)
+    return Here(
+        int(node["client"]),
+        str(run["run"]),
+        Path(str(node["folder"])),
+        str(run["study"]),
+        str(run.get("secure", "")),
+        str(node.get("device", "cpu")),
+    )
 
 
 def _answer(handle: Callable[[Client, Message], Message], message: Message, context: Context) -> Message:
@@ -69,9 +85,24 @@ def _answer(handle: Callable[[Client, Message], Message], message: Message, cont
     return respond(handle, lambda: client_in(context), message, folder=folder, run=run)
 
 
+def _answer_stage(message: Message, context: Context) -> Message:
+    here = here_in(context)
+    return respond(answer_stage, lambda: here, message, folder=here.folder, run=here.run)
+
+
 @app.query()
 def query(message: Message, context: Context) -> Message:
     return _answer(count_samples, message, context)
+
+
+@app.query(SECURE)
+def query_stage(message: Message, context: Context) -> Message:
+    return _answer_stage(message, context)
+
+
+@app.train(SECURE)
+def train_stage(message: Message, context: Context) -> Message:
+    return _answer_stage(message, context)
 
 
 @app.train()

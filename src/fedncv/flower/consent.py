@@ -87,12 +87,12 @@ class Terms(NamedTuple):
     epsilon: float  # inf: without differential privacy
 
 
-def terms_of(config: RunConfig) -> Terms:
-    """Return the terms of a run.
+def terms_of(config: RunConfig, secure: str = "") -> Terms:
+    """Return the terms of a run; ``secure`` are its settings of secure sums.
 
-    This is the one place to say that a run has secure sums, or differential privacy. No run has them yet.
+    This is the one place to say that a run has differential privacy. No run has it yet.
     """
-    return Terms(config.method, config.rounds, config.per_round, secure_sums=False, epsilon=math.inf)
+    return Terms(config.method, config.rounds, config.per_round, secure_sums=bool(secure), epsilon=math.inf)
 
 
 def check_terms(rules: ClientRules, terms: Terms) -> None:

@@ -21,8 +21,10 @@ from fedncv.flower.folder import LINK, read_keys, read_server_settings
 from fedncv.flower.halves import check
 from fedncv.flower.private import private_files
 from fedncv.flower.processes import flwr, is_down
+from fedncv.flower.secure_server import check_secure
 from fedncv.flower.serving import only_one
 from fedncv.results import Run, is_run, read_run
+from fedncv.secure.settings import write_settings
 from fedncv.store import write_atomically
 
 LOG = "log.txt"  # of a run: rejections, failures, and why it stopped
@@ -53,14 +55,19 @@ clientapp = "fedncv_run.client:app"
 name = {name}
 run = {run}
 study = {study}
+secure = {secure}
 """
 
 
 @private_files()
-def create(folder: Path, name: str, config: RunConfig) -> Path:
-    """Create a run without starting it: its folder, and the app that Flower sends to the machines."""
+def create(folder: Path, name: str, config: RunConfig, secure: str = "") -> Path:
+    """Create a run without starting it: its folder, and the app that Flower sends to the machines.
+
+    ``secure`` are the settings of secure sums, such as threshold=3; empty: the server sees each reply.
+    """
     server = folder / "server"
     check(config)
+    secure = write_settings(check_secure(config, secure)) if secure else ""
     clients = read_server_settings(server).clients
     if config.clients != clients:
         raise ValueError(
@@ -83,7 +90,7 @@ def create(folder: Path, name: str, config: RunConfig) -> Path:
     # the clients have the data, so `fedncv resume`, which would simulate them, rejects such a run
     config = replace(config, data=CUSTOM)
     # not the name alone: a second run of that name would find the clients' state of the first
-    values = {"name": name, "run": f"{name}-{secrets.token_hex(4)}", "study": write_toml(config)}
+    values = {"name": name, "run": f"{name}-{secrets.token_hex(4)}", "study": write_toml(config), "secure": secure}
     package = app_folder(folder, name) / "fedncv_run"
     package.mkdir(parents=True, exist_ok=True)
     (package / "__init__.py").write_text("")
@@ -161,6 +168,11 @@ def _raise_if_stopped(folder: Path, name: str, seen: int) -> None:
 def roll_back(folder: Path, name: str, *, to: int) -> None:
     """Go back to the checkpoint of round ``to``; the next resume continues from there."""
     run_folder = _run_folder(folder, name)
+    if joining.read_joined(run_folder).identity.get("secure"):
+        raise ValueError(
+            f"the run {name!r} has secure sums, which never sum a round twice: the two sums could show one client's "
+            "update. Start a new run"
+        )
     with only_one(run_folder, seconds=0.0):
         checkpoints.roll_back(run_folder, now=read_run(run_folder).rounds, to=to)
 

@@ -5,6 +5,7 @@
                  rules.toml                    what the server accepts, and how long it waits
                  server.key server.crt ca.crt  its certificate
                  keys/client-0.pub ...         the keys of the accepted clients
+                 roster.toml                   the same keys, for secure sums
                  nodes.json registered.json    client -> node, and its key; written when the keys are registered
                  runs/NAME/                    config, metrics and checkpoints of a run, as for any run of fedncv
                  audit.jsonl                   who sent what, in all runs (see ``audit``)
@@ -12,6 +13,7 @@
                  rules.toml                    what it agrees to (see ``consent``)
                  audit.jsonl                   what it was asked, and what it answered
                  node.key node.pub ca.crt      its key, and the certificate it trusts
+                 roster.toml                   the public keys of all clients, for secure sums
                  data/samples.safetensors      its samples
                  secret                        for the marks of its samples (see ``handshake``), made in its first run
                  runs/RUN/                     its state between rounds
@@ -35,6 +37,7 @@ from fedncv.flower.consent import RULES, ClientRules, write_client_rules
 from fedncv.flower.halves import check
 from fedncv.flower.keeper import Watch
 from fedncv.flower.private import private_files, private_folder
+from fedncv.flower.roster import write_rosters
 from fedncv.flower.rules import Rules, write_rules
 from fedncv.flower.samples import Form, form_of
 from fedncv.flower.units import write_units
@@ -92,6 +95,7 @@ def init(folder: Path, config: RunConfig, *, host: str, port: int, listen: str, 
         for u in range(config.clients):
             mine = write_client(folder, ClientSettings(u, f"{host}:{port}", ports[u]))
             samples.write(mine / "data", samples.part(dataset, clients, u))
+        write_rosters(folder, read_keys(server))
 
 
 def write_client(folder: Path, settings: ClientSettings) -> Path:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from fedncv.config import RunConfig, simulation_only
@@ -89,10 +90,19 @@ def client_problem(config: RunConfig, samples: Samples, u: int, *, device: str =
     train_N, test_N = [none] * config.clients, [none] * config.clients
     train_N[u], test_N[u] = samples.train, samples.test
     check_targets(config.task, samples.dataset)
+    grid = find_method(config.method).grid
+    if grid is not None and len(samples.train) > grid.samples:
+        raise RefusedError("room", f"client {u} has more training samples than samples={grid.samples} in +fixed_point")
     blind = replace(config, sampling="uniform", device=device)  # other clients' sizes are unknown here, and not needed
     problem = build(blind, data=form_of(samples.dataset).placeholder(2), clients=Clients(train_N, test_N))
     mine, place = samples.dataset, problem.dataset.x.device
     return problem._replace(config=config, dataset=mine._replace(x=mine.x.to(place), y=mine.y.to(place)))
+
+
+def blind(problem: Problem) -> Problem:
+    """Return the server's problem with sizes that are not known: a method that used one would have no finite step."""
+    nan_N = torch.full_like(problem.federation.sizes_N, torch.nan)
+    return problem._replace(federation=problem.federation._replace(sizes_N=nan_N))
 
 
 def down_template(problem: Problem) -> Down:

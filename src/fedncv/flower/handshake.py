@@ -39,6 +39,7 @@ NAMES = {
     "method": "method",
     "code": "own code",
     "settings": "settings",
+    "secure": "settings of secure sums",
 }
 OF_THE_CODE = ("fedncv", "source")  # these may differ after the operator has accepted another version
 
@@ -48,13 +49,14 @@ def installed() -> dict[str, str]:
     return {"fedncv": version("fedncv"), "source": machine.sources()}
 
 
-def identity_of(config: RunConfig) -> dict[str, str]:
+def identity_of(config: RunConfig, secure: str = "") -> dict[str, str]:
     """Return name -> value of all that must be the same on both sides of the run."""
     of_others = write_toml(replace(config, method="", code="", code_dir=""))
     return installed() | {
         "method": in_full(config.method),
         "code": code_of(config, custom=("data",)),
         "settings": hashlib.sha256(of_others.encode()).hexdigest()[:16],
+        "secure": secure,
     }
 
 
@@ -71,7 +73,7 @@ def check(theirs: object, ours: dict[str, str]) -> None:
 def compare(before: dict[str, str], now: dict[str, str], run: str) -> None:
     """Raise ValueError, at the server, if the run was begun with something else than what it would resume with."""
     for name in NAMES:
-        if before.get(name) == now[name]:
+        if before.get(name, "" if name == "secure" else None) == now[name]:
             continue
         remedy = "install that again, or start a new run"
         if name in OF_THE_CODE:

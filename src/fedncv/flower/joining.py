@@ -31,6 +31,7 @@ class Joined(NamedTuple):
     barred: dict[int, str]
     marks: dict[int, str]
     identity: dict[str, str]
+    samples: int = 0  # in all, if the run has secure sums: then no single number is known
 
 
 def join(grid: Grid, folder: Path, nodes: dict[int, int], rules: Rules, identity: dict[str, str]) -> Joined:
@@ -99,6 +100,7 @@ def read_joined(folder: Path, identity: dict[str, str] | None = None) -> Joined:
             {int(u): str(why) for u, why in said["barred"].items()},
             {int(u): str(mark) for u, mark in said.get("marks", {}).items()},
             {str(name): str(value) for name, value in said.get("identity", {}).items()},
+            int(said.get("samples", 0)),
         )
     except (ValueError, KeyError, TypeError, AttributeError):
         raise ValueError(f"{path} is damaged; restore it, or start a new run") from None

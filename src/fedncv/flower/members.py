@@ -26,6 +26,7 @@ from fedncv.flower.folder import (
 from fedncv.flower.private import private_files
 from fedncv.flower.processes import end, keeper_lives, register, start, wait_for_port
 from fedncv.flower.record import fingerprint
+from fedncv.flower.roster import write_rosters
 from fedncv.store import write_atomically
 
 HERE_SECONDS = 2.0  # a server on this machine takes connections within this time
@@ -40,6 +41,7 @@ def revoke(folder: Path, u: int) -> bool:
     if u not in keys:
         raise ValueError(f"client {u} has no key in {server / 'keys'}; clients with a key: {_listed(keys)}")
     key_file(server, u).unlink()
+    write_rosters(folder, read_keys(server))
     append(server / AUDIT, "revoked", client=u, key=fingerprint(keys[u]))
     end(folder, str(u))  # it would ask again and again
     return _tell(server)
@@ -71,6 +73,7 @@ def rotate(folder: Path, u: int, key: Path | None = None) -> bool:
         raise ValueError(f"{key} is already the key of client {other}; make a new one with `fedncv federation rotate`")
     with private_files():
         write_atomically(key_file(server, u), public, name="key")
+        write_rosters(folder, read_keys(server))
         append(server / AUDIT, "rotated", client=u, key=fingerprint(public.decode()))
     told = _tell(server)
     if keeper_lives(folder, str(u)):
@@ -95,6 +98,7 @@ def add(folder: Path, *, host: str = "") -> tuple[Path, bool]:
     address = f"{host}:{settings.port}" if host else others[0]
     part = write_client(folder, ClientSettings(u, address, free_ports(1)[0]))
     write_server_settings(server, settings._replace(clients=u + 1))
+    write_rosters(folder, read_keys(server))
     append(server / AUDIT, "added", client=u, key=fingerprint(read_keys(server)[u]))
     return part, _tell(server)
 

@@ -57,6 +57,24 @@ REASONS: dict[str, tuple[str, str]] = {
         "it has been asked for a later round before: the server's folder was set back to an old copy",
         "restore the newer folder of the server; or start a new run",
     ),
+    "secure": (
+        "it refuses a step of the secure sum",
+        "see its log; if a machine was set back to an old copy, restore it; if nothing explains it, the server cheats",
+    ),
+    "record": (
+        "its record of the run's secure sums is missing or damaged: its disk was lost or set back to an old one",
+        f"restore its folder; or {_LEAVE_OUT}; or start a new run",
+    ),
+    "roster": (
+        "its roster of the clients' public keys is missing, damaged or not the server's",
+        "copy clients/NUMBER/roster.toml from the machine where keys were last changed to every client, then resume",
+    ),
+    "room": (
+        "it has more training samples than the sums have room for",
+        f"raise samples in +fixed_point in a new run; or {_LEAVE_OUT}",
+    ),
+    "plain": ("the run has secure sums, and it is asked to send its own reply", "see its log; the server cheats"),
+    "not finite": ("its update is not finite", "use a lower learning rate"),
     "consent": (
         "its own rules.toml does not allow this run",
         f"agree on a run with whoever keeps the client, who can change the file; or {_LEAVE_OUT}",

@@ -29,6 +29,8 @@ class Rules:
     """How long a run waits for all clients to report their number of training samples."""
     round_seconds: float = 600.0
     """How long a round waits for its clients; clients that have not replied by then are left out of it."""
+    stage_seconds: float = 120.0
+    """With secure sums: how long each of a round's stages without training waits for its clients."""
     score_seconds: float = 120.0
     """How long the server waits for the clients' scores of a model; those that come later are not in the row."""
     min_replies: int = 0
@@ -55,7 +57,7 @@ class Rules:
     """For a field above its limit in norms: reject leaves the reply out, clip scales the field down to the limit."""
 
     def __post_init__(self) -> None:
-        for name in ("join_seconds", "round_seconds", "score_seconds"):
+        for name in ("join_seconds", "round_seconds", "stage_seconds", "score_seconds"):
             value = getattr(self, name)
             if not _is_number(value) or not 0 < value < math.inf:
                 raise ValueError(f"{name} must be above 0 and finite, not {value!r}")

@@ -27,7 +27,7 @@ from fedncv.engine.problem import Problem, State, messages
 from fedncv.engine.sequential import one_thread
 from fedncv.flower import handshake
 from fedncv.flower.asking import Grid, gather
-from fedncv.flower.client import DATA, KEEP, SAMPLES, Client, data_of, rounds_to_keep
+from fedncv.flower.client import DATA, KEEP, SAMPLES, Client, check_plain, data_of, rounds_to_keep
 from fedncv.flower.halves import Down, arrival_of, check_constants, down_template, travelling
 from fedncv.flower.handshake import SERVER
 from fedncv.flower.own import Own
@@ -62,6 +62,7 @@ def due(problem: Problem, round: int) -> tuple[bool, bool]:
 def score_round(client: Client, request: Message) -> Message:
     """Reply with the sums of this client's scores, or refuse if its rules do not allow it. Nothing is stored."""
     what = "a request for scores"
+    check_plain(client)
     problem, u, rules = client.problem, client.u, client.rules
     content = records(request, ARRAYS, ASK, SERVER, what=what)
     handshake.check(content[SERVER], handshake.identity_of(problem.config))

@@ -16,7 +16,7 @@ import logging
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
@@ -32,7 +32,7 @@ from fedncv.flower.asking import Grid, StoppedError, gather
 from fedncv.flower.audit import HEAD
 from fedncv.flower.client import DATA, KEEP, SAMPLES
 from fedncv.flower.folder import read_keys
-from fedncv.flower.halves import Down, Up, constants_of, server_problem, travelling, up_template
+from fedncv.flower.halves import Down, Up, blind, constants_of, server_problem, travelling, up_template
 from fedncv.flower.handshake import SERVER, identity_of, installed
 from fedncv.flower.joining import Joined, join
 from fedncv.flower.record import Record, fingerprint
@@ -45,6 +45,18 @@ from fedncv.rows import Rows, all_rows
 from fedncv.tree import num_bytes, row
 
 log = logging.getLogger("fedncv.flower")
+
+
+class Summing(Protocol):
+    """What replaces joining and rounds if the server must learn sums only (see ``secure_server``)."""
+
+    words: str  # for the log
+
+    def join(self, grid: Grid, folder: Path, nodes: dict[int, int], rules: Rules, config: RunConfig) -> Joined: ...
+
+    def round(
+        self, grid: Grid, folder: Path, run: "Run", state: State, history: "History", told: dict[int, str]
+    ) -> tuple[State, dict[str, Any]]: ...
 
 
 class Run(NamedTuple):
@@ -78,15 +90,30 @@ class History(NamedTuple):
         return sorted({self.last(u, until=t) for t in self.checkpoints} - {0})
 
 
-def serve(grid: Grid, folder: Path, config: RunConfig, form: Form, nodes: dict[int, int], rules: Rules) -> State:
-    """Run all unfinished rounds. The folder holds config.toml, and the checkpoint if there is one."""
-    log.info("%s", words_of(rules))
+def serve(
+    grid: Grid,
+    folder: Path,
+    config: RunConfig,
+    form: Form,
+    nodes: dict[int, int],
+    rules: Rules,
+    secure: Summing | None = None,
+) -> State:
+    """Run all unfinished rounds. The folder holds config.toml, and the checkpoint if there is one.
+
+    With ``secure``, the server learns sums of the replies only, and asks for no scores.
+    """
+    log.info("%s", words_of(rules) if secure is None else secure.words)
     record = Record(folder, config, nodes)
     grid = record.watch(grid)
     record.note("begun", **about_run(folder, config, nodes))
     record.phase("joining", 0, len(nodes))
-    joined = join(grid, folder, nodes, rules, identity_of(config))
-    problem = server_problem(config, form, [joined.sizes[u] for u in range(config.clients)])
+    if secure is None:
+        joined = join(grid, folder, nodes, rules, identity_of(config))
+        problem = server_problem(config, form, [joined.sizes[u] for u in range(config.clients)])
+    else:
+        joined = secure.join(grid, folder, nodes, rules, config)
+        problem = blind(server_problem(config, form, [1] * config.clients))
     asked = {u: node for u, node in nodes.items() if u not in joined.barred and u not in rules.leave_out}
     with one_thread():
         run = Run(problem, up_template(problem, form), rules, joined, asked)
@@ -97,9 +124,11 @@ def serve(grid: Grid, folder: Path, config: RunConfig, form: Form, nodes: dict[i
         scorers = Scorers(problem, asked, rules, joined.identity)
         recent = {state.round: _rows_of(state)}  # referenced, so that the rows of kept checkpoints are not replaced
         if not rows:
-            rows.append({"round": 0, "sizes": list(joined.sizes.values())} | _named("barred", joined.barred))
+            known = {"sizes": list(joined.sizes.values())} if secure is None else {"samples_in_all": joined.samples}
+            rows.append({"round": 0, **known} | _named("barred", joined.barred))
             rows[0] |= {"score_name": problem.task.score_name} if problem.task.score_name != ACCURACY else {}
-            rows[0] |= measured(grid, run, state, History({}, [], 0), scorers, record)
+            if secure is None:
+                rows[0] |= measured(grid, run, state, History({}, [], 0), scorers, record)
             record.round(rows[0])
             journal.append(state, rows[0], {"round": 0, "seconds": 0.0, HEAD: record.head})
             journal.checkpoint()
@@ -113,8 +142,11 @@ def serve(grid: Grid, folder: Path, config: RunConfig, form: Form, nodes: dict[i
             there = checkpoints.rounds(folder)
             history = History(counted, there, len(checkpoints.rollbacks(folder)))
             record.phase("training", state.round + 1, config.per_round)
-            state, line = serve_round(grid, run, state, history, told)
-            line |= measured(grid, run, state, history.after(state.round, line["counted"]), scorers, record)
+            if secure is None:
+                state, line = serve_round(grid, run, state, history, told)
+                line |= measured(grid, run, state, history.after(state.round, line["counted"]), scorers, record)
+            else:
+                state, line = secure.round(grid, folder, run, state, history, told)
             record.round(line)
             ended = time.perf_counter()  # including the previous round's checkpoint
             journal.append(state, line, {"round": state.round, "seconds": ended - began, HEAD: record.head})

@@ -14,6 +14,7 @@ from fedncv.flower.client import study_of
 from fedncv.flower.folder import SERVER_VARIABLE, read_form, read_nodes
 from fedncv.flower.record import cut
 from fedncv.flower.rules import read_rules
+from fedncv.flower.secure_server import Secure
 from fedncv.flower.server import log, serve
 from fedncv.flower.serving import only_one
 from fedncv.methods import find_method
@@ -34,8 +35,10 @@ def main(grid: Grid, context: Context) -> None:
     nodes = {u: node for u, node in read_nodes(folder).items() if u < config.clients}  # others were added later
     try:
         rules = read_rules(folder / "rules.toml", reveals=reveals, clients=config.clients)
+        text = str(context.run_config.get("secure", ""))
+        secure = Secure(folder, str(context.run_config["run"]), text, config, rules) if text else None
         with only_one(run_folder):
-            serve(grid, run_folder, config, read_form(folder), nodes, rules)
+            serve(grid, run_folder, config, read_form(folder), nodes, rules, secure)
             for line in absences(read_rows(run_folder)):
                 log.warning("%s", line)
     except Exception as error:

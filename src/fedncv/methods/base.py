@@ -45,16 +45,19 @@ from fedncv.methods.sums import (
     field_of,
     sums_from_totals,
     sums_of,
+    sums_of_whole,
     totals_of,
     weighted_sum,
+    whole_totals_of,
 )
+from fedncv.secure.fixed_point import Grid
 from fedncv.tree import leaves, row
 
 __all__ = [
-    "Ask", "Batch", "BufferRule", "Changes", "Client", "Federation", "FineTuning", "Method", "Notes", "Phase",
+    "Ask", "Batch", "BufferRule", "Changes", "Client", "Federation", "FineTuning", "Grid", "Method", "Notes", "Phase",
     "Prediction", "Privacy", "Replies", "Rule", "Screen", "ServerAsk", "Step", "Stepped", "Sums", "Survey", "Totals",
     "Weight", "Work", "aggregate", "combined", "field_of", "for_all", "moved_by", "rows_at", "sums_from_totals",
-    "sums_of", "take_step", "totals_of", "weighted_sum",
+    "sums_of", "sums_of_whole", "take_step", "totals_of", "weighted_sum", "whole_totals_of",
 ]  # fmt: skip
 
 
@@ -262,6 +265,10 @@ class Method(NamedTuple):
     graph: Literal["any", "symmetric", "tree"] = "any"
     """What it needs of a federation without a server (docs/topology.md): symmetric, the same symmetric weights in every
     round; tree, relayed sums on a tree. Both need every client in every round, symmetric with a server too."""
+    bounds: Mapping[str, float] = {}
+    """Field of ``up`` -> a bound on its absolute values for ``+fixed_point``, if it is not like a model's update."""
+    grid: Grid | None = None
+    """Steps and bounds of the fields, which ``+fixed_point`` has rounded. Sums are then sums of whole numbers."""
 
     @property
     def form(self) -> str:
@@ -291,7 +298,12 @@ def check_reveals(method: Method, up: Any) -> None:
 
 def combined(method: Method, server: Any, replies: Replies) -> Any:
     """Return the last argument of the method's ``step``."""
-    return sums_of(replies, method.weights) if method.combine is None else method.combine(server, replies)
+    if method.combine is not None:
+        return method.combine(server, replies)
+    if method.grid is None:
+        return sums_of(replies, method.weights)
+    dtype = next(leaf.dtype for _, leaf in leaves(replies.ups))
+    return sums_of_whole(whole_totals_of(replies, method.weights, method.grid), method.weights, method.grid, dtype)
 
 
 def aggregate(method: Method, ask: ServerAsk, server: Any, replies: Replies) -> Stepped:

@@ -55,4 +55,5 @@ def fedexp(config: Config = Config()) -> Method:
         finish=finish,
         step=step,
         reveals={"delta_P": "the client's model update", "square": "the squared length of that update"},
+        bounds={"square": 1024.0},
     )

@@ -37,4 +37,5 @@ def fednova() -> Method:
         step=step,
         needs_sgd="a_u is the sum of the weights of its gradients in x - y, which only SGD's steps have",
         reveals={"d_P": "the client's model update per local step", "a": "how many local steps it made"},
+        bounds={"a": 65536.0},
     )

@@ -6,8 +6,10 @@ Letters of shapes: S clients of the round, P parameters.
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
+from fedncv.secure.fixed_point import Grid, value, whole
 from fedncv.tree import leaves
 
 
@@ -69,7 +71,10 @@ def sums_of(replies: Replies, weights: Mapping[str, Weight]) -> Sums:
 
 
 class Totals(NamedTuple):
-    """sum_S w_u a_u of every field, as secure aggregation or one of several machines gives it."""
+    """sum_S w_u a_u of every field, as secure aggregation or one of several machines gives it.
+
+    With a grid they are sums of whole numbers, sum_S w_u q_u in int64 (see ``fixed_point``).
+    """
 
     fields: Mapping[str, Tensor]
     samples: Tensor  # sum_S n_u
@@ -95,6 +100,37 @@ def sums_from_totals(totals: Totals, weights: Mapping[str, Weight]) -> Sums:
         return total / (totals.samples.to(total) if by_samples else totals.num_replies)
 
     return Sums(mean, totals.fields.__getitem__, totals.samples, totals.num_replies)
+
+
+def whole_totals_of(replies: Replies, weights: Mapping[str, Weight], grid: Grid) -> Totals:
+    """Return the exact totals of whole numbers, for replies that lie on the grid."""
+    sizes_S, names = replies.sizes_S.to(torch.int64), [path.rpartition(".")[2] for path, _ in leaves(replies.ups)]
+
+    def total(name: str) -> Tensor:
+        q_S = whole(grid, name, field_of(replies.ups, name))
+        w_S = sizes_S if weights.get(name, "samples") == "samples" else torch.ones_like(sizes_S)
+        return whole_sum(w_S, q_S)
+
+    return Totals({name: total(name) for name in names}, replies.sizes_S.sum(), len(replies.ids_S))
+
+
+def whole_sum(w_S: Tensor, q_S: Tensor) -> Tensor:
+    """Return sum_u w_u q_u of whole numbers, in int64."""
+    return (w_S.reshape(-1, *[1] * (q_S.dim() - 1)) * q_S).sum(dim=0)
+
+
+def sums_of_whole(totals: Totals, weights: Mapping[str, Weight], grid: Grid, dtype: torch.dtype) -> Sums:
+    """Return the sums from totals of whole numbers, rounded to ``dtype`` at the end."""
+
+    def mean(name: str) -> Tensor:
+        by_samples = weights.get(name, "samples") == "samples"
+        count = totals.samples.to(torch.float64) if by_samples else totals.num_replies
+        return (value(grid, name, totals.fields[name]) / count).to(dtype)
+
+    def total(name: str) -> Tensor:
+        return value(grid, name, totals.fields[name]).to(dtype)
+
+    return Sums(mean, total, totals.samples, totals.num_replies)
 
 
 def field_of(ups: Any, name: str) -> Tensor:

@@ -1,7 +1,7 @@
 """fedncv federation run: train a method on the federation."""
 
 import sys
-from dataclasses import dataclass, fields, make_dataclass
+from dataclasses import dataclass, fields, make_dataclass, replace
 from pathlib import Path
 from shlex import quote
 from typing import Literal
@@ -42,20 +42,26 @@ class Begin(RunConfig):
     """Where the server stores per-client state; auto: on disk if it would not fit in memory."""
     seed: int = RunConfig.seed
     """Seed of the initial model, the draws of clients and the batches; 0 to 2^64 - 1."""
+    secure_sums: str = ""
+    """Let the server learn sums of the replies only, and no single reply: threshold=3,neighbours=16. So many clients of
+    a round must stay to the end, more than half of them (docs/privacy.md); empty: the server sees each reply."""
 
 
 def main(argv: list[str]) -> int:
     from fedncv.engine.check import anchored
     from fedncv.flower import coordinator
     from fedncv.flower.folder import read_server_settings
+    from fedncv.flower.secure_server import with_grid
 
     _refuse(argv)
     chosen = parse(_offered(Begin), argv, command="federation run")
     folder = Path(chosen.folder)
     clients = chosen.clients or read_server_settings(folder / "server").clients
+    if chosen.secure_sums:
+        chosen = replace(chosen, method=with_grid(chosen.method))
     config = anchored(_config(chosen, clients=clients, per_round=chosen.per_round or clients), custom=("data",))
     check_server(folder)
-    coordinator.create(folder, chosen.name, config)
+    coordinator.create(folder, chosen.name, config, chosen.secure_sums)
     return follow(folder, chosen.name, chosen.seconds)
 
 

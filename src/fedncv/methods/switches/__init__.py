@@ -17,6 +17,7 @@ from fedncv.methods.switches import (
     drift,
     even_samples,
     finetune,
+    fixed_point,
     horvitz_thompson,
     krum,
     label_prior,
@@ -99,6 +100,9 @@ SWITCHES: dict[str, Switch] = {
         differential_privacy.with_dp,
         differential_privacy.Config,
         "differential privacy of clients: clip each, add noise to the sums",
+    ),
+    "fixed_point": Switch(
+        fixed_point.with_fixed_point, fixed_point.Config, "round what clients send to a grid, as secure sums do"
     ),
 }
 

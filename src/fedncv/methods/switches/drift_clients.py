@@ -116,6 +116,7 @@ def with_drift_at_clients(method: Method, model: Callable[[Any], Tensor], alpha:
         predict=predict,
         step=step,
         fixed_sizes=True,
+        bounds={**method.bounds, "new": 1.0},
         changes=Changes(
             "dc_P", lambda own: own.c_P, lambda own, after, sent_P: after._replace(c_P=own.c_P + sent_P), new="new"
         ),
