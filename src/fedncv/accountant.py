@@ -3,7 +3,7 @@
 A round releases sum_S a_u + N(0, (z * C)^2), |a_u| <= C; z is the noise. T rounds at a delta are accounted for as
 
     poisson, each client with probability q      neighbours: one client more or fewer; the sum changes by at most C.
-                                                 Privacy loss distributions (PLD), or Renyi differences (RDP)
+                                                 Privacy loss distributions (PLD), or Renyi differential privacy (RDP)
     m of N clients without replacement           neighbours: one client's data replaced; the sum changes by at most 2C,
                                                  so the noise counts as z / 2. RDP
     no amplification by sampling (share = 1)     the Gaussian mechanism with noise z / sqrt(T), exactly

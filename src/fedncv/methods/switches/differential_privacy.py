@@ -80,7 +80,7 @@ class Config:
     """adapt: deviation of the noise of the count of clipped clients; 0: a twentieth of the expected replies, but at
     least the noise."""
     accountant: Accountant = "pld"
-    """With sampling=poisson: privacy loss distributions (the smaller epsilon), or Renyi differences (rdp)."""
+    """With sampling=poisson: privacy loss distributions (the smaller epsilon), or Renyi differential privacy (rdp)."""
 
     def __post_init__(self) -> None:
         needs: list[tuple[bool, str, str]] = [
