@@ -45,6 +45,7 @@ def test_init_writes_a_part_for_each_machine(tmp_path, capsys):
         "fedncv-client.service",
         "node.key",
         "node.pub",
+        "roster.toml",
         "rules.toml",
     ]
 

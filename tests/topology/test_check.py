@@ -40,7 +40,7 @@ def test_a_method_that_needs_single_replies_is_refused_with_the_part(method, par
 
 
 @pytest.mark.parametrize(
-    ("switch", "reason"), [("dp:noise=1", "adds its noise to sums"), ("fixed_point", "are fractions")]
+    ("switch", "reason"), [("dp:noise=1", "adds its noise to sums"), ("fixed_point", "everyone has weighted means")]
 )
 def test_a_switch_that_acts_on_the_server_s_sums_is_refused_by_name(switch, reason):
     refused(f"cannot run without a server: .*{reason}", method=f"fedavg+{switch}", topology="ring")

@@ -74,11 +74,6 @@ def _check_method(config: RunConfig, method: Method, topology: Topology, name: s
         )
     if "topology" in method.refuses:
         raise ValueError(f"{name} cannot run without a server: {method.refuses['topology']}; use topology=server")
-    if method.grid is not None:
-        raise ValueError(
-            f"{name} cannot run without a server: +fixed_point sums whole numbers, and the weights of a graph are "
-            "fractions; leave +fixed_point out, or use topology=server"
-        )
     if method.joining:
         raise ValueError(
             f"{name} cannot run without a server: clients tell it {', '.join(method.joining)} as they join"
