@@ -102,8 +102,8 @@ def place(tmp_path, monkeypatch, capsys):
     capsys.readouterr()
     for name in (
         "fedncv.runner.engine_for", "fedncv.cli.variance.rows_of", "fedncv.cli.study.costs", "fedncv.cli.study.joined",
-        "fedncv.cli.study.run_groups", "fedncv.cli.theory.evaluate", "subprocess.Popen.__init__", "os.fork", "os.posix_spawn",
-        "socketserver.BaseServer.serve_forever", "webbrowser.open",
+        "fedncv.cli.study.run_groups", "fedncv.cli.theory.evaluate", "subprocess.Popen.__init__", "os.fork",
+        "os.posix_spawn", "socketserver.BaseServer.serve_forever", "webbrowser.open",
     ):  # fmt: skip
         monkeypatch.setattr(name, stop)
     monkeypatch.setattr("socket.socket.connect", refuse)
