@@ -349,7 +349,7 @@ def test_a_server_of_another_version_resumes_only_when_the_operator_accepts_it(b
 
 
 def test_another_method_than_the_run_s_is_never_accepted(tmp_path):
-    ours = {"fedncv": "1", "source": "a", "method": "fedavg:server_lr=1.0", "code": "", "settings": "s"}
+    ours = {"fedncv": "1", "source": "a", "method": "fedavg:server_lr=1.0", "code": "", "settings": "s", "secure": ""}
     handshake.compare(ours, dict(ours), "run")
     with pytest.raises(ValueError, match=r"begun with another method .*fedavg:server_lr=1\.0, now x") as refused:
         handshake.compare(ours, ours | {"method": "x"}, "run")
