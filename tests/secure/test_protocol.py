@@ -242,6 +242,17 @@ def test_keys_that_the_roster_did_not_sign_are_refused():
     refused(clients, 0, "shares", few, "2 clients have sent keys, and the threshold is 3", "few")
 
 
+@pytest.mark.parametrize("name", ["mask", "share"])
+def test_a_client_that_signs_another_one_s_key_as_its_own_is_refused(name):
+    """It works with the server: the masks of both with a third one would be equal."""
+    clients = Clients(4)
+    round = clients.run(begin(clients), until="shares")
+    taken = {**round.keys["1"], name: round.keys["2"][name]}
+    taken["signature"] = clients.members[1].sign(round.session, "keys", client.key_data(taken)).hex()
+    same = server.request(round, 0) | {"keys": {**round.keys, "1": taken}}
+    refused(clients, 0, "shares", same, "two clients have the same key", "key")
+
+
 def test_another_roster_is_refused_though_the_server_signs_with_it():
     clients = Clients(4)
     own = {u: key_of(u + 10)[1] for u in range(4)}
